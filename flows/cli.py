@@ -1,0 +1,496 @@
+"""The command `enginehouse`; the only place that exits."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from flows import local, show
+from flows.chain import KEYED, Job, Selection, open_job, survey
+from flows.release import propose, settled
+from flows.report import report_of
+from tasks import validate
+from tasks.artifacts.record import ArtifactRef
+from tasks.artifacts.store import ArtifactStore
+from tasks.errors import CommandFailed, ConfigError, EnginehouseError
+from tasks.events import Event, Listener, note
+from tasks.gates import metric_gates, require
+from tasks.home import Home, find_home
+from tasks.stage import Outcome
+from tasks.toolchain import command
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it (128 + SIGINT)."""
+
+EXIT_STATUS = """\
+Exit status:
+  0    done
+  1    an error of programming in Enginehouse: please report it
+  2    configuration: the pipeline file, the recipe or the command line is wrong
+  3    a tool is missing
+  4    a command failed
+  5    a gate failed, or an export was refused
+  6    a server is not ready
+  7    an artifact is corrupt, or not reproducible
+  8    the store or the model repository cannot be used
+  9    refused, since it would overwrite or break something that exists
+  130  interrupted
+"""
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+app = App(
+    name="enginehouse",
+    help="Takes a PyTorch model from training to a verified model on Triton Inference Server.",
+    help_epilogue=EXIT_STATUS,
+    help_format="plaintext",
+)
+artifacts = App(name="artifacts", help="What was built: list, show, check, clean up.")
+serve = App(name="serve", help="Triton servers on this machine.")
+app.command(artifacts)
+app.command(serve)
+
+PipelineFile = Annotated[Path, Parameter(help="The pipeline file.")]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON value on standard output.")]
+Overrides = Annotated[
+    Sequence[str],
+    Parameter(name="--set", negative=(), help="Set a field in place of the file's: field.sub=value. May be repeated."),
+]
+From = Annotated[
+    str | None,
+    Parameter(name="--from", help="Begin at this stage; those before it are taken as they were last built."),
+]
+Until = Annotated[str | None, Parameter(name="--until", help="Stop after this stage.")]
+Rebuild = Annotated[
+    Sequence[str],
+    Parameter(
+        name="--rebuild", negative=(), help="Build this stage anew and compare it with what the store has. May be repeated."
+    ),
+]
+HomeFolder = Annotated[
+    Path | None,
+    Parameter(name="--home", help="The folder with the store; found from the current folder if left out."),
+]
+
+
+@app.command
+def run(
+    pipeline: PipelineFile,
+    /,
+    *,
+    start: From = None,
+    until: Until = None,
+    rebuild: Rebuild = (),
+    overrides: Overrides = (),
+    as_json: Json = False,
+    verbose: Annotated[bool, Parameter(negative=(), help="Show every line that the programs print.")] = False,
+) -> None:
+    """Run a pipeline: from training to a verified, served model; what is built already is reused."""
+    started = time.monotonic()
+    with show.RunView(err, verbose=verbose) as view:
+        selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
+        job = open_job(pipeline, overrides, selection, view)
+        report = _unchanged(job)
+        if report is None:
+            request = {
+                "pipeline": str(job.pipeline.source),
+                "overrides": list(overrides),
+                "start": start,
+                "until": until,
+                "rebuild": list(rebuild),
+            }
+            report = _run_flow(job.home, job.pipeline.name, request, view)
+    report["seconds"] = round(time.monotonic() - started, 3)
+    if as_json:
+        _print_json(report)
+    else:
+        out.print(show.summary(report))
+
+
+def _unchanged(job: Job) -> dict[str, Any] | None:
+    """Return the report of a run that has nothing to do, without Prefect; `None` if there is something."""
+    prospects = survey(job)
+    if any(prospect.state != "hit" for prospect in prospects):
+        return None
+    outcomes: list[Outcome] = []
+    products: dict[str, ArtifactRef] = {}
+    for stage, prospect in zip(KEYED, prospects, strict=False):
+        assert prospect.artifact is not None
+        products[stage.name] = prospect.artifact
+        outcomes.append(Outcome(stage=stage.name, state="reused", artifact=prospect.artifact, seconds=0))
+    gates = []
+    if "validate" in products:
+        gates = validate.judge(job.pipeline, validate.measured(job.store.path(products["validate"])))
+        require(gates, consequence="nothing was published, and the champion stays as it was")
+    if not job.selection.covers("verify"):
+        return report_of(job, outcomes, products, gates)
+    served = settled(job, propose(job, products))
+    if served is None:
+        return None
+    gates += metric_gates(job.pipeline.gates, served.release.metrics)
+    require(gates, consequence="the model that is served does not pass any more; it goes on serving")
+    outcomes += [Outcome(stage=name, state="reused", artifact=None, seconds=0) for name in ("verify", "publish", "deploy")]
+    return report_of(job, outcomes, products, gates, served=served)
+
+
+def _run_flow(home: Home, name: str, request: Mapping[str, Any], listener: Listener) -> dict[str, Any]:
+    home.runs.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    request_file, log = home.runs / f"{stamp}-{name}.json", home.runs / f"{stamp}-{name}.log"
+    request_file.write_text(json.dumps(request))
+    ended: dict[str, dict[str, Any]] = {}
+
+    def on_line(line: str) -> None:
+        for prefix in (local.EVENT, local.REPORT, local.ERROR):
+            if line.startswith(prefix):
+                value = json.loads(line.removeprefix(prefix))
+                if prefix == local.EVENT:
+                    listener(value)
+                else:
+                    ended[prefix] = value
+                return
+
+    try:
+        command.run(
+            [sys.executable, "-I", "-u", "-m", "flows.local", str(request_file)],
+            log=log,
+            what="the flow",
+            timeout=float("inf"),
+            on_line=on_line,
+        )
+    except CommandFailed as failure:
+        told = ended.get(local.ERROR)
+        if told is None:
+            raise
+        raise _Told(told["message"], kind=told["kind"], exit_status=told["exit_status"]) from failure
+    return ended[local.REPORT]
+
+
+class _Told(EnginehouseError):
+    """An error of the tree that a child process told us in words."""
+
+    def __init__(self, message: str, *, kind: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.kind, self.exit_status = kind, exit_status  # type: ignore[misc]  # of this one instance
+
+
+@app.command
+def plan(
+    pipeline: PipelineFile,
+    /,
+    *,
+    start: From = None,
+    until: Until = None,
+    rebuild: Rebuild = (),
+    overrides: Overrides = (),
+    as_json: Json = False,
+) -> None:
+    """Print what a run would do and why, and do nothing."""
+    selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
+    job = open_job(pipeline, overrides, selection, _notes_to_stderr)
+    prospects = [prospect.to_json() for prospect in survey(job)]
+    products = {
+        stage.name: prospect.artifact
+        for stage, prospect in zip(KEYED, survey(job), strict=False)
+        if prospect.artifact is not None
+    }
+    if selection.covers("verify"):
+        prospects += _release_prospects(job, products)
+    if as_json:
+        _print_json({"pipeline": job.pipeline.name, "stages": prospects})
+    else:
+        out.print(show.plan_view(prospects))
+
+
+def _release_prospects(job: Job, products: Mapping[str, ArtifactRef]) -> list[dict[str, Any]]:
+    names = [name for name in ("verify", "publish", "deploy") if job.selection.covers(name)]
+
+    def prospects(state: str, actions: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+        return [
+            {"stage": name, "state": state, "artifact": None, "reasons": [], "commands": [], "actions": list(actions[name])}
+            for name in names
+        ]
+
+    nothing: dict[str, Sequence[str]] = {name: () for name in names}
+    if len(products) < len(KEYED):
+        return prospects("pending", nothing)
+    proposal = propose(job, products)
+    if settled(job, proposal) is not None:
+        return prospects("hit", nothing)
+    versions = ", ".join(map(str, proposal.candidate.versions))
+    verify = [f"load versions {versions} on a staging server"] if proposal.recorded is None else []
+    moved = [f"serve versions {versions} of {proposal.candidate.model}, and ask the live server"]
+    return prospects("miss", {"verify": verify, "publish": proposal.plan.steps, "deploy": moved})
+
+
+@app.command
+def init(
+    folder: Annotated[Path, Parameter(help="The new folder.")],
+    /,
+    *,
+    name: Annotated[str | None, Parameter(help="The pipeline's name; the folder's if left out.")] = None,
+) -> None:
+    """Write a new pipeline's folder: pipeline.yaml, recipe.py and a test."""
+    from tasks import init as template
+
+    for path in template.init(folder, name or folder.absolute().name):
+        out.print(f"wrote {path}", soft_wrap=True)
+    out.print(f"next: enginehouse run {folder / 'pipeline.yaml'}", soft_wrap=True)
+
+
+@artifacts.command(name="ls")
+def artifacts_ls(
+    pipeline: Annotated[str | None, Parameter(help="Only of this pipeline.")] = None,
+    /,
+    *,
+    stage: Annotated[str | None, Parameter(help="Only of this stage.")] = None,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """List what was built, newest last."""
+    store = _store(home)
+    found = store.list(pipeline, stage)
+    aliases: dict[str, list[str]] = {}
+    for name in {ref.pipeline for ref, _ in found}:
+        for alias, ref in store.aliases(name).items():
+            aliases.setdefault(str(ref), []).append(alias)
+    if as_json:
+        _print_json(
+            [
+                {
+                    "artifact": str(ref),
+                    "content": str(ref.content),
+                    "record": str(ref.record),
+                    "aliases": sorted(aliases.get(str(ref), [])),
+                    "finished": record.finished,
+                    "metrics": dict(record.metrics),
+                }
+                for ref, record in found
+            ]
+        )
+        return
+    lines = [
+        [
+            str(ref),
+            ref.content.short,
+            show.size(store.content(ref).size),
+            record.finished,
+            " ".join([*sorted(aliases.get(str(ref), [])), show.metrics_text(record.metrics)]),
+        ]
+        for ref, record in found
+    ]
+    out.print(show.rows(["artifact", "content", "size", "built", ""], lines))
+
+
+@artifacts.command(name="show")
+def artifacts_show(
+    artifact: Annotated[str, Parameter(help="Such as digits/engine@3, digits/engine, digits@champion or sha256:…")],
+    /,
+    *,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Show one artifact: its files, and the record of how they came to be."""
+    store = _store(home)
+    ref = store.resolve(artifact)
+    record, content = store.get_record(ref), store.content(ref)
+    shown = {"artifact": str(ref), "content": content.to_json(), "record": record.to_json()}
+    if as_json:
+        _print_json(shown)
+        return
+    out.print(f"[bold]{ref}[/]  {ref.content}")
+    out.print(f"built {record.started} to {record.finished} by {record.actor}")
+    out.print(show.rows(["file", "size", "digest"], [[f.path, show.size(f.size), str(f.digest)] for f in content.files]))
+    if record.materials:
+        out.print(show.rows(["material", "content"], [[n, str(m.content)] for n, m in record.materials.items()]))
+    for argv in record.commands:
+        out.print(f"$ {command.quoted(argv)}", style="dim", soft_wrap=True)
+    out.print_json(data={"key": shown["record"]["key"], "metrics": record.metrics, "details": record.details})
+
+
+@artifacts.command(name="lineage")
+def artifacts_lineage(
+    artifact: Annotated[str, Parameter(help="Such as digits/engine@3 or digits@champion.")],
+    /,
+    *,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Show what an artifact was made of, and what was made of it."""
+    store = _store(home)
+    lineage = store.lineage(store.resolve(artifact))
+    if as_json:
+        _print_json(lineage.to_json())
+    else:
+        out.print(show.lineage_tree(lineage.to_json()))
+
+
+@artifacts.command(name="verify")
+def artifacts_verify(*, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Read and hash every stored byte; what is corrupt is put aside, so that the next run builds it again."""
+    store = _store(home)
+    with show.Bytes(err) as progress:
+        corrupt = store.verify(on_progress=progress)
+    if as_json:
+        _print_json([c.to_json() for c in corrupt])
+    for found in corrupt:
+        err.print(f"[red]corrupt[/] {found.what}: {found.problem}; needed by {', '.join(found.dependents) or 'nothing'}")
+    if corrupt:
+        sys.exit(7)
+    if not as_json:
+        out.print("every stored byte is as it was stored")
+
+
+@artifacts.command(name="gc")
+def artifacts_gc(
+    *,
+    dry_run: Annotated[bool, Parameter(negative=(), help="Only say what would be removed.")] = False,
+    keep: Annotated[int, Parameter(help="How many of the latest builds of each stage stay.")] = 3,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Remove what no release, no alias and none of the latest builds needs."""
+    garbage = _store(home).gc(dry_run=dry_run, keep=keep)
+    if as_json:
+        _print_json(garbage.to_json())
+        return
+    for name in garbage.names:
+        out.print(name)
+    verb = "would remove" if dry_run else "removed"
+    out.print(
+        f"{verb} {len(garbage.records)} records, {len(garbage.objects)} objects and {len(garbage.works)} work folders: "
+        f"{show.size(garbage.bytes)}"
+    )
+
+
+@serve.command(name="setup")
+def serve_setup(
+    *,
+    into: Annotated[Path | None, Parameter(help="The folder; a default one of this environment if left out.")] = None,
+) -> None:
+    """Install a Triton server for this machine's processor, in an environment of its own."""
+    from tasks.toolchain import triton
+
+    installation = triton.setup(into or triton.default_folder(), say=lambda line: err.print(line, style="dim"))
+    out.print(f"Triton {installation.version} is ready: {installation.tritonserver}", soft_wrap=True)
+
+
+@serve.command(name="status")
+def serve_status(*, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Show the Triton servers that runs have started, and what they serve."""
+    from tasks.targets.process import servers
+    from tasks.toolchain import triton_client
+
+    found = []
+    for record in servers(_home(home)):
+        index = triton_client.repository_index(record.address) if triton_client.server_live(record.address) else ()
+        models = sorted(f"{m.name} {m.version}" for m in index if m.state == "READY")
+        found.append(
+            {
+                "name": record.name,
+                "state": "answers" if triton_client.server_ready(record.address) else "does not answer",
+                "pid": record.pid,
+                "http": record.address.http_url,
+                "grpc": record.address.grpc_url,
+                "metrics": f"http://{record.host}:{record.metrics_port}/metrics",
+                "models": models,
+                "repository": str(record.repository),
+                "log": str(record.log),
+                "started": record.started,
+            }
+        )
+    if as_json:
+        _print_json(found)
+    elif not found:
+        out.print("no server runs")
+    else:
+        for server in found:
+            out.print(show.card(server))
+
+
+@serve.command(name="stop")
+def serve_stop(
+    names: Annotated[Sequence[str], Parameter(help="Names as `serve status` shows them; all if left out.")] = (),
+    /,
+    *,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Stop the Triton servers that runs have started, letting them finish what they are asked."""
+    from tasks.targets.process import servers
+    from tasks.toolchain import triton
+
+    running = {record.name: record for record in servers(_home(home))}
+    if unknown := [name for name in names if name not in running]:
+        raise ConfigError(f"no server runs under the name {', '.join(unknown)}; running: {', '.join(running) or 'none'}")
+    stopped = [record for name, record in running.items() if not names or name in names]
+    for record in stopped:
+        triton.stop(record)
+        if not as_json:
+            out.print(f"stopped {record.name} (pid {record.pid}, {record.address.http_url})", soft_wrap=True)
+    if as_json:
+        _print_json([record.name for record in stopped])
+    elif not stopped:
+        out.print("no server runs")
+
+
+def _home(folder: Path | None) -> Home:
+    return find_home(Path.cwd()) if folder is None else Home(folder.absolute())
+
+
+def _store(folder: Path | None) -> ArtifactStore:
+    home = _home(folder)
+    if not home.store.is_dir():
+        raise ConfigError(f"there is no store at {home.store}: run a pipeline first, or name the folder with --home")
+    return ArtifactStore.open(home.store, warn=lambda text: note(_notes_to_stderr, text))
+
+
+def _notes_to_stderr(event: Event) -> None:
+    if event["type"] == "note":
+        err.print(f"note: {event['text']}", style="yellow", markup=False)
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with the status that the help lists."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _fail(tokens, kind="configuration", message=f"{error}\nsee enginehouse --help", exit_status=2)
+    except EnginehouseError as error:
+        _fail(tokens, kind=error.kind, message=str(error), exit_status=error.exit_status)
+    except KeyboardInterrupt:
+        _fail(
+            tokens,
+            kind="interrupted",
+            message="everything that the run had started has ended; the next run goes on from here",
+            exit_status=INTERRUPTED,
+        )
+    except BrokenPipeError:  # the reader of our output has had enough, as `head` does
+        with suppress(OSError):
+            sys.stdout.close()
+        sys.exit(0)
+
+
+def _fail(tokens: Sequence[str], *, kind: str, message: str, exit_status: int) -> None:
+    if "--json" in tokens:
+        _print_json({"error": {"kind": kind, "message": message, "exit_status": exit_status}})
+    err.print(f"[bold red]{kind}[/]", end=" ")
+    err.print(message, markup=False, soft_wrap=True)
+    sys.exit(exit_status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The second half of the chain: from proven content to a server that serves it. Each part is safe to run twice."""
+
+import getpass
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flows.chain import Job
+from tasks import deploy, evaluation, publish, validate, verify
+from tasks.artifacts.record import ArtifactRef
+from tasks.events import Listener
+from tasks.served import Candidate, Verification
+from tasks.stage import Outcome
+from tasks.targets import DeployTarget, Replica, target_of
+
+RELEASED_FROM = ("engine", "triton_config", "validate")
+"""The stages whose products a release is made of."""
+
+T = TypeVar("T")
+Call = Callable[[str, Callable[[], T]], T]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What should be released, and what of it is done already."""
+
+    plan: publish.PublishPlan
+    candidate: Candidate
+    materials: Mapping[str, ArtifactRef]
+    recorded: deploy.Release | None
+    """The record of this very release, if it was made before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A release, and the servers that serve it."""
+
+    release: deploy.Release
+    replicas: Sequence[Replica]
+    repository: Path
+    request: Path
+    """An example request in the JSON of Triton's HTTP protocol."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The parts `release` and `served` of a run's report."""
+        report: dict[str, Any] = {
+            "release": {
+                "name": str(self.release.ref),
+                "model": self.release.model,
+                "version": self.release.version,
+                "repository": str(self.repository),
+            },
+            "served": None,
+        }
+        if self.replicas:
+            address = self.replicas[0].address
+            url = f"{address.http_url}/v2/models/{self.release.model}/infer"
+            report["served"] = {
+                "http": address.http_url,
+                "grpc": address.grpc_url,
+                "metrics": self.release.metrics,
+                "call": f"curl -s {url} -d @{self.request}",
+                "stop": "enginehouse serve stop",
+            }
+        return report
+
+
+def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
+    """Compare the repository with what should be released; writes nothing. Raises `Refused`."""
+    pipeline, store = job.pipeline, job.store
+    materials = {name: products[name] for name in RELEASED_FROM}
+    config = store.path(materials["triton_config"]) / "config.pbtxt"
+    plan = publish.plan(
+        publish.observe(publish.Repository(pipeline.repository), pipeline.model),
+        publish.Wanted(
+            pipeline=pipeline.name,
+            model=pipeline.model,
+            engine=materials["engine"],
+            files=store.content(materials["engine"]).files,
+            config=materials["triton_config"],
+            config_text=config.read_text(encoding="utf-8"),
+            actor=f"{getpass.getuser()}@{socket.gethostname()}",
+            used=deploy.used_versions(store, pipeline),
+        ),
+    )
+    candidate = candidate_of(job, products, version=plan.version, config=plan.config_text)
+    recorded = deploy.recorded_release(store, pipeline, candidate, materials)
+    return Proposal(plan=plan, candidate=candidate, materials=materials, recorded=recorded)
+
+
+def candidate_of(job: Job, products: Mapping[str, ArtifactRef], *, version: int, config: str) -> Candidate:
+    """Return what a server has to show, with the numbers that were measured before."""
+    validation = job.store.path(products["validate"])
+    measured = validate.measured(validation)["metrics"]
+    return Candidate(
+        model=job.pipeline.model,
+        version=version,
+        config=config,
+        validation=validation,
+        expected={name: values["pytorch"] for name, values in measured.items()},
+    )
+
+
+def settled(job: Job, proposal: Proposal) -> Served | None:
+    """Return what is served if nothing has to be done at all; reads files and asks the servers over HTTP."""
+    if proposal.plan.steps or proposal.recorded is None:
+        return None
+    replicas = deploy.settled(proposal.candidate, target=target_of(job.pipeline, job.home))
+    return None if replicas is None else served(job, proposal.recorded, proposal, replicas)
+
+
+def served(job: Job, release: deploy.Release, proposal: Proposal, replicas: Sequence[Replica]) -> Served:
+    """Put together what a person needs to use the release."""
+    request = job.store.path(proposal.materials["validate"]) / evaluation.REQUEST
+    return Served(release=release, replicas=replicas, repository=job.pipeline.repository.resolve(), request=request)
+
+
+def run_release(
+    job: Job, products: Mapping[str, ArtifactRef], listener: Listener, call: Callable[[str, Callable[[], Any]], Any]
+) -> tuple[list[Outcome], Served | None]:
+    """Verify on a staging server, publish, deploy; only what is not done yet.
+
+    `call` runs one stage under its name (in Prefect: as a task).
+    """
+    target = target_of(job.pipeline, job.home)
+    outcomes: list[Outcome] = []
+
+    def stage(name: str, work: Callable[[], tuple[str, T]]) -> T:
+        listener({"type": "stage_started", "stage": name, "why": ""})
+        started = time.monotonic()
+        state, result = call(name, work)
+        outcome = Outcome(stage=name, state=state, artifact=None, seconds=time.monotonic() - started)
+        outcomes.append(outcome)
+        listener({"type": "stage_ended", **outcome.to_json()})
+        return result
+
+    with deploy.release_lock(job.home, job.pipeline.repository, job.pipeline.model):
+        proposal = propose(job, products)
+        if (done := settled(job, proposal)) is not None:
+            return [_unchanged(name) for name in (verify.STAGE, publish.STAGE, deploy.STAGE)], done
+        source = partial(job.store.materialise, products["engine"])
+        proven = stage(verify.STAGE, partial(_verify, job, proposal, target, source, listener))
+        if not job.selection.covers(publish.STAGE):
+            return outcomes, None
+        placed = stage(publish.STAGE, partial(_publish, proposal, source))
+        if placed.version != proposal.candidate.version:  # another publisher took the number: prove the set anew
+            proposal = propose(job, products)
+            proven = stage(verify.STAGE, partial(_verify, job, proposal, target, source, listener))
+        if not job.selection.covers(deploy.STAGE):
+            return outcomes, None
+        done = stage(deploy.STAGE, partial(_deploy, job, proposal, target, proven, listener))
+        return outcomes, done
+
+
+def _unchanged(name: str) -> Outcome:
+    return Outcome(stage=name, state="reused", artifact=None, seconds=0)
+
+
+def _verify(
+    job: Job, proposal: Proposal, target: DeployTarget, source: Callable[[Path], None], listener: Listener
+) -> tuple[str, Verification | None]:
+    if proposal.recorded is not None:
+        return "reused", None
+    proven = verify.verify(
+        job.pipeline,
+        proposal.candidate,
+        target=target,
+        home=job.home,
+        model_folder=proposal.plan.observed.folder,
+        source=source,
+        listener=listener,
+    )
+    return "verified", proven
+
+
+def _publish(proposal: Proposal, source: Callable[[Path], None]) -> tuple[str, publish.Published]:
+    state = "reused" if proposal.plan.reuses is not None else "published"
+    return state, publish.place_version(proposal.plan, source)
+
+
+def _deploy(
+    job: Job, proposal: Proposal, target: DeployTarget, proven: Verification | None, listener: Listener
+) -> tuple[str, Served]:
+    live, replicas = deploy.move(
+        job.pipeline,
+        proposal.candidate,
+        committed=proposal.plan.observed.config,
+        target=target,
+        home=job.home,
+        listener=listener,
+    )
+    release = proposal.recorded
+    if release is None:
+        assert proven is not None, "what was not released before was just verified"
+        release = deploy.record_release(
+            job.store,
+            job.pipeline,
+            proposal.candidate,
+            proposal.materials,
+            staging=proven,
+            live=live,
+            replicas=replicas,
+        )
+        return "released", served(job, release, proposal, replicas)
+    return "started", served(job, release, proposal, replicas)

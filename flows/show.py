@@ -1,0 +1,273 @@
+"""What a person sees in the terminal: progress while a run goes, its summary, tables of artifacts and plans."""
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from tasks.events import Event
+
+_STATE_STYLE = {
+    "built": "green",
+    "released": "green",
+    "verified": "green",
+    "published": "green",
+    "started": "green",
+    "reused": "cyan",
+    "unchanged": "cyan",
+    "hit": "cyan",
+    "miss": "yellow",
+    "pending": "dim",
+    "failed": "red",
+}
+
+RUNTIME_TITLES = {
+    "pytorch": "PyTorch",
+    "onnx": "ONNX",
+    "engine": "engine",
+    "staging": "staging server",
+    "live": "live server",
+}
+
+
+def styled(state: str) -> Text:
+    """A state in its colour."""
+    return Text(state, style=_STATE_STYLE.get(state, ""))
+
+
+def duration(seconds: float) -> str:
+    """Such as `0.3 s`, `41 s` or `2 min 05 s`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+
+
+def size(count: float) -> str:
+    """Bytes for a person, such as `1.4 MB` (powers of ten)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """`accuracy 0.9694, loss 0.11`."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+class RunView:
+    """Shows the events of one run: live lines on a terminal, one line per finished stage elsewhere."""
+
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        self._console = console
+        self._verbose = verbose
+        self._live: Live | None = None
+        self._stage: str | None = None
+        self._started = time.monotonic()
+        self._progress: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+            self._live = None
+
+    def __call__(self, event: Event) -> None:
+        """Take the next event."""
+        match event["type"]:
+            case "stage_started":
+                self._stage, self._started, self._progress = event["stage"], time.monotonic(), {}
+                if self._live is None:
+                    self._console.print(f"[dim]{event['stage']:<14}[/] {escape(event['why'])}", highlight=False)
+                self._refresh(event["why"])
+            case "progress":
+                self._progress = event
+                self._refresh(event.get("text", ""))
+            case "line" if self._verbose:
+                self._console.print(Text(event["line"], style="dim"))
+            case "note":
+                self._console.print(Text(f"note: {event['text']}", style="yellow"))
+            case "stage_ended":
+                self._stage = None
+                self._refresh("")
+                self._console.print(_stage_line(event), highlight=False)
+            case _:
+                pass
+
+    def _refresh(self, text: str) -> None:
+        if self._live is not None:
+            self._live.update(self._running(text))
+
+    def _running(self, text: str) -> RenderableType:
+        if self._stage is None:
+            return Text("")
+        done, total = self._progress.get("done"), self._progress.get("total")
+        bar = ""
+        if done is not None and total:
+            filled = round(20 * done / total)
+            bar = "━" * filled + "╌" * (20 - filled) + " "
+        metrics = metrics_text(self._progress.get("metrics") or {})
+        row = Table.grid(padding=(0, 1))
+        row.add_row(
+            Spinner("dots"),
+            Text(f"{self._stage:<12}"),
+            Text(bar, style="cyan"),
+            Text(text),
+            Text(metrics, style="dim"),
+            Text(duration(time.monotonic() - self._started), style="dim"),
+        )
+        return row
+
+
+def _stage_line(event: Mapping[str, Any]) -> Table:
+    row = Table.grid(padding=(0, 1))
+    for width in (14, 10, 30, 12):
+        row.add_column(min_width=width)
+    row.add_column()
+    row.add_row(
+        Text(event["stage"], style="bold"),
+        styled(event["state"]),
+        Text(event["artifact"] or ""),
+        Text(duration(event["seconds"]), style="dim"),
+        Text(metrics_text(event["metrics"]), style="dim"),
+    )
+    return row
+
+
+def summary(report: Mapping[str, Any]) -> RenderableType:
+    """The end of a run: what was built, how good it is where, and how to use it."""
+    parts: list[RenderableType] = [_stage_table(report["stages"])]
+    if report["metrics"]:
+        parts += [Text(), metrics_table(report["metrics"])]
+    release = report.get("release")
+    served = report.get("served")
+    if release is not None:
+        where = Table.grid(padding=(0, 2))
+        where.add_column(style="bold")
+        where.add_column(overflow="fold")
+        where.add_row("release", f"{release['name']}: model {release['model']}, version {release['version']}")
+        where.add_row("repository", release["repository"])
+        if served is not None:
+            where.add_row("served at", f"{served['http']}  (gRPC {served['grpc']})")
+            where.add_row("call it", Text(served["call"]))
+            where.add_row("stop it", Text(served["stop"]))
+        parts += [Text(), where]
+    title = {
+        "released": "released, verified and serving",
+        "unchanged": "nothing changed: serving what was verified",
+    }.get(report["state"], report["state"])
+    return Panel(
+        Group(*parts),
+        title=f"[bold]{report['pipeline']}[/]: {title}",
+        subtitle=f"in {duration(report['seconds'])}",
+        border_style="green",
+        padding=(1, 2),
+    )
+
+
+def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("stage", "result", "artifact"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    for stage in stages:
+        table.add_row(
+            stage["stage"], styled(stage["state"]), stage["artifact"] or "", Text(duration(stage["seconds"]), "dim")
+        )
+    return table
+
+
+def metrics_table(metrics: Mapping[str, Mapping[str, float]]) -> Table:
+    """One row per metric, one column per runtime that it was measured on."""
+    runtimes = [name for name in RUNTIME_TITLES if any(name in values for values in metrics.values())]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("metric")
+    for runtime in runtimes:
+        table.add_column(RUNTIME_TITLES[runtime], justify="right")
+    for name, values in metrics.items():
+        table.add_row(name, *(f"{values[r]:.4f}" if r in values else "" for r in runtimes))
+    return table
+
+
+def plan_view(prospects: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """What a run would do, and why."""
+    parts: list[RenderableType] = []
+    for prospect in prospects:
+        line = Text.assemble((f"{prospect['stage']:<14}", "bold"), styled(prospect["state"]), " ")
+        line.append(prospect.get("artifact") or "")
+        parts.append(line)
+        parts += [Text(f"    {reason}", style="yellow") for reason in prospect.get("reasons", ())]
+        parts += [Text(f"    $ {shlex.join(argv)}", style="dim", overflow="fold") for argv in prospect["commands"]]
+        parts += [Text(f"    {action}", style="dim") for action in prospect.get("actions", ())]
+    return Group(*parts)
+
+
+def rows(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """A plain table."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for line in lines:
+        table.add_row(*(escape(cell) for cell in line))
+    return table
+
+
+def lineage_tree(node: Mapping[str, Any]) -> Tree:
+    """Materials above each artifact, as an indented tree."""
+    tree = Tree(Text.assemble((str(node["artifact"]), "bold"), f"  {node['content'][:19]}"))
+    for child in node["materials"]:
+        tree.add(lineage_tree(child))
+    return tree
+
+
+def card(values: Mapping[str, Any]) -> RenderableType:
+    """One thing with its properties, a line each."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in values.items():
+        grid.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
+    return Panel(grid, border_style="dim", expand=False)
+
+
+class Bytes:
+    """A progress bar over bytes: called with how many are done, and of how many."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True
+        )
+        self._task = self._progress.add_task("bytes", total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=done, total=total)

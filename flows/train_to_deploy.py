@@ -1,0 +1,121 @@
+"""The flow `train-to-deploy`: every stage in order, each a Prefect task, with the report as Prefect artifacts."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from flows.chain import KEYED, Job, Selection, open_job, run_stage
+from flows.release import Served, run_release
+from flows.report import markdown, report_of
+from tasks import validate
+from tasks.artifacts.record import ArtifactRef
+from tasks.engines import kind_of
+from tasks.events import Event, Listener, silent
+from tasks.gates import require
+from tasks.stage import Outcome
+from tasks.targets import target_of
+
+LISTENER: ContextVar[Listener] = ContextVar("LISTENER", default=silent)
+"""Whoever runs the flow in this process and wants its events, beside Prefect's log."""
+
+StageName = Literal["train", "export", "engine", "triton_config", "validate", "verify", "publish", "deploy"]
+KeyedName = Literal["train", "export", "engine", "triton_config", "validate"]
+
+
+@flow(name="train-to-deploy", flow_run_name="{pipeline}", persist_result=False)
+def train_to_deploy(
+    pipeline: Path,
+    overrides: Sequence[str] = (),
+    start: KeyedName | None = None,
+    until: StageName | None = None,
+    rebuild: Sequence[KeyedName] = (),
+) -> dict[str, Any]:
+    """Take a pipeline from its recipe to a verified model on a server.
+
+    Parameters:
+        pipeline: the pipeline file
+        overrides: fields to set in place of the file's, each `field.sub=value`
+        start: take the stages before this one from the store as they were last built
+        until: stop after this stage
+        rebuild: build these stages anew though the store has their product
+    """
+    started = time.monotonic()
+    listener = _told_to(get_run_logger(), LISTENER.get())
+    job = open_job(pipeline, overrides, Selection(start=start, until=until, rebuild=frozenset(rebuild)), listener)
+    check_tools(job)
+    products: dict[str, ArtifactRef] = {}
+    outcomes: list[Outcome] = []
+    for stage in KEYED:
+        if job.selection.covers(stage.name):
+            outcome = _as_task(stage.name, lambda stage=stage: run_stage(stage, job, products, listener))
+            assert outcome.artifact is not None
+            products[stage.name] = outcome.artifact
+            outcomes.append(outcome)
+    served: Served | None = None
+    gates = []
+    if "validate" in products:
+        measured = validate.measured(job.store.path(products["validate"]))
+        gates = validate.judge(job.pipeline, measured)
+    report = report_of(job, outcomes, products, gates)
+    _publish_report(report)
+    require(gates, consequence="nothing was published, and the champion stays as it was")
+    if job.selection.covers("verify"):
+        released, served = run_release(job, products, listener, _as_task)
+        outcomes += released
+        report = report_of(job, outcomes, products, gates, served=served, seconds=time.monotonic() - started)
+        _publish_report(report)
+    return report
+
+
+def check_tools(job: Job) -> None:
+    """Raise `ToolMissing` for what the run will need, before it works for an hour to find out."""
+    if job.selection.covers("engine"):
+        kind_of(job.pipeline).check(job.pipeline)
+    if job.selection.covers("verify"):
+        target_of(job.pipeline, job.home).check()
+
+
+def _as_task(name: str, work: Callable[[], Any]) -> Any:
+    # Our store answers what is built already; Prefect's cache cannot see into what a stage depends on.
+    return task(work, name=name, cache_policy=NO_CACHE, persist_result=False)()
+
+
+def _told_to(logger: Any, local: Listener) -> Listener:
+    def listen(event: Event) -> None:
+        match event["type"]:
+            case "line":
+                logger.info("%s: %s", event["stage"], event["line"])
+            case "note":
+                logger.warning(event["text"])
+            case "stage_started":
+                logger.info("%s: begins (%s)", event["stage"], event["why"] or "not done yet")
+            case "stage_ended":
+                logger.info("%s: %s %s", event["stage"], event["state"], event["artifact"] or "")
+            case _:
+                pass  # progress comes several times a second: too much for a log
+        local(event)
+
+    return listen
+
+
+def _publish_report(report: dict[str, Any]) -> None:
+    # Prefect allows lower-case letters, digits and dashes in a key.
+    key = re.sub(r"[^a-z0-9]+", "-", report["pipeline"].lower()).strip("-")
+    create_table_artifact(
+        key=f"{key}-stages",
+        table=[{name: str(row[name] or "") for name in ("stage", "state", "artifact", "seconds")} for row in report["stages"]],
+        description="What each stage of the run did.",
+    )
+    create_table_artifact(
+        key=f"{key}-metrics",
+        table=[{"metric": name, **{r: f"{v:.6f}" for r, v in values.items()}} for name, values in report["metrics"].items()],
+        description="The recipe's metric on the test data, per runtime.",
+    )
+    create_markdown_artifact(key=f"{key}-report", markdown=markdown(report), description="The run's report.")

@@ -1,0 +1,178 @@
+"""Names for people: `pipeline/stage@number`, never given twice, and aliases such as `champion` that can be moved."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.artifacts.digest import Digest, canonical_json
+from tasks.artifacts.durable import Scratch, create, replace, sync_folder
+from tasks.artifacts.layout import Layout, checked_name, is_name
+from tasks.artifacts.ledger import Lost, Pointer, parse_pointer, read_document
+from tasks.artifacts.objects import Fault
+from tasks.artifacts.record import ArtifactRef
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One name and what it stands for."""
+
+    ref: ArtifactRef
+    retired: str | None
+    """When gc removed what it stood for; the number stays taken."""
+
+
+class Names:
+    """The names and aliases of one store."""
+
+    def __init__(self, layout: Layout, scratch: Scratch) -> None:
+        self._layout = layout
+        self._scratch = scratch
+
+    def pipelines(self) -> list[str]:
+        """All pipelines that have names, sorted."""
+        return sorted(name for name in os.listdir(self._layout.names) if is_name(name))
+
+    def stages(self, pipeline: str) -> list[str]:
+        """All stages of a pipeline that have names, sorted."""
+        try:
+            names = os.listdir(self._layout.names / checked_name(pipeline, "pipeline"))
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in names if is_name(name))
+
+    def numbers(self, pipeline: str, stage: str) -> list[int]:
+        """All numbers given so far, also the retired ones, in order."""
+        try:
+            files = os.listdir(self._layout.stage_names(pipeline, stage))
+        except FileNotFoundError:
+            return []
+        return sorted(int(stem) for file in files if (stem := file.removesuffix(".json")).isdecimal())
+
+    def read(self, pipeline: str, stage: str, number: int) -> Name | None:
+        """What a name stands for, None when it was never given; raises Lost for a damaged one."""
+        what = f"name {pipeline}/{stage}@{number}"
+        value = read_document(self._layout.stage_names(pipeline, stage) / f"{number}.json", what)
+        if value is None:
+            return None
+        pointer = parse_pointer(value, what)
+        ref = ArtifactRef(
+            pipeline=pipeline, stage=stage, number=number, record=pointer.record, content=pointer.content
+        )
+        return Name(ref, value.get("retired"))
+
+    def find(self, pipeline: str, stage: str, record: Digest) -> ArtifactRef | None:
+        """The name that a record has in a pipeline, None when it has none."""
+        index = self._layout.stage_names(pipeline, stage) / "by-record" / f"{record.hex}.json"
+        try:
+            value = read_document(index, "index")
+            number = 0 if value is None else int(value["number"])
+        except (Lost, KeyError, ValueError):
+            number = 0  # only an index: the names themselves are asked below
+        for candidate in (number,) if number else self.numbers(pipeline, stage):
+            name = self._readable(pipeline, stage, candidate)
+            if name is not None and name.ref.record == record and name.retired is None:
+                return name.ref
+        return None
+
+    def give(self, pipeline: str, stage: str, pointer: Pointer) -> ArtifactRef:
+        """The record's name in a pipeline; a new number if it has none yet. Safe against others that do the same."""
+        folder = self._layout.stage_names(pipeline, stage)
+        # Listed before it is searched: what others give in between is met again in the loop.
+        number = max(self.numbers(pipeline, stage), default=0) + 1
+        if (known := self.find(pipeline, stage, pointer.record)) is not None:
+            return known
+        while not create(folder / f"{number}.json", _document(pointer, None), self._scratch):
+            # Someone was quicker: for the same record, or for another.
+            name = self._readable(pipeline, stage, number)
+            if name is not None and name.ref.record == pointer.record and name.retired is None:
+                return name.ref
+            number += 1
+        index = canonical_json({"format": 1, "number": number})
+        create(folder / "by-record" / f"{pointer.record.hex}.json", index, self._scratch, durable=False)
+        return ArtifactRef(
+            pipeline=pipeline, stage=stage, number=number, record=pointer.record, content=pointer.content
+        )
+
+    def retire(self, ref: ArtifactRef, when: str) -> None:
+        """Marks a name as standing for nothing any more; its number is never given again."""
+        folder = self._layout.stage_names(ref.pipeline, ref.stage)
+        pointer = Pointer(ref.record, ref.content)
+        replace(folder / f"{ref.number}.json", _document(pointer, when), self._scratch)
+        (folder / "by-record" / f"{ref.record.hex}.json").unlink(missing_ok=True)
+
+    def all(self) -> tuple[list[Name], list[Fault]]:
+        """Every name by pipeline, stage and number, and what is wrong with those that cannot be read."""
+        names, faults = [], []
+        for pipeline in self.pipelines():
+            for stage in self.stages(pipeline):
+                for number in self.numbers(pipeline, stage):
+                    try:
+                        name = self.read(pipeline, stage, number)
+                    except Lost as lost:
+                        faults.append(lost.fault)
+                    else:
+                        if name is not None:
+                            names.append(name)
+        return names, faults
+
+    def point_alias(self, pipeline: str, alias: str, ref: ArtifactRef) -> None:
+        """Points an alias at an artifact, from now on or anew."""
+        path = self._layout.pipeline_aliases(pipeline) / f"{checked_name(alias, 'alias')}.json"
+        target = {"pipeline": ref.pipeline, "stage": ref.stage, "number": ref.number}
+        document = Pointer(ref.record, ref.content).to_json() | target
+        replace(path, canonical_json(document), self._scratch)
+
+    def drop_alias(self, pipeline: str, alias: str) -> bool:
+        """Removes an alias; False when there was none."""
+        path = self._layout.pipeline_aliases(pipeline) / f"{checked_name(alias, 'alias')}.json"
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        sync_folder(path.parent)
+        return True
+
+    def aliases(self, pipeline: str) -> dict[str, ArtifactRef]:
+        """A pipeline's aliases; raises Lost for a damaged one."""
+        try:
+            files = os.listdir(self._layout.pipeline_aliases(pipeline))
+        except FileNotFoundError:
+            return {}
+        found = {}
+        for file in sorted(files):
+            what = f"alias {pipeline}@{file.removesuffix('.json')}"
+            value = read_document(self._layout.pipeline_aliases(pipeline) / file, what)
+            if value is not None:
+                found[file.removesuffix(".json")] = _target(value, what)
+        return found
+
+    def all_aliases(self) -> dict[str, ArtifactRef]:
+        """Every alias as `pipeline@alias`; raises Lost for a damaged one."""
+        pipelines = sorted(name for name in os.listdir(self._layout.aliases) if is_name(name))
+        return {f"{p}@{alias}": ref for p in pipelines for alias, ref in self.aliases(p).items()}
+
+    def _readable(self, pipeline: str, stage: str, number: int) -> Name | None:
+        try:
+            return self.read(pipeline, stage, number)
+        except Lost:
+            return None
+
+
+def _document(pointer: Pointer, retired: str | None) -> bytes:
+    return canonical_json(pointer.to_json() | {"retired": retired})
+
+
+def _target(value: dict[str, Any], what: str) -> ArtifactRef:
+    pointer = parse_pointer(value, what)
+    try:
+        return ArtifactRef(
+            pipeline=value["pipeline"],
+            stage=value["stage"],
+            number=value["number"],
+            record=pointer.record,
+            content=pointer.content,
+        )
+    except KeyError:
+        raise Lost(Fault(what, "cannot be read")) from None

@@ -1,0 +1,185 @@
+"""The groups of fields of a pipeline file, one class each; the union groups (`engine`, `deploy`) are in kinds.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator, model_validator
+
+from tasks.config.fields import Keyed, Listed, Placement, PositiveInt, Settings
+from tasks.config.names import Identifier, MetricName, PathText, Text
+
+DType = Literal[
+    "float16", "float32", "float64",
+    "int8", "int16", "int32", "int64",
+    "uint8", "uint16", "uint32", "uint64",
+    "bool",
+]  # fmt: skip
+
+
+def _dimension(value: object) -> int | str:
+    if isinstance(value, str) and value.isidentifier():
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise ValueError(f"expected the name of an axis of shapes, or a whole number of at least 1, got {value!r}")
+
+
+Dimension = Annotated[int | str, PlainValidator(_dimension)]
+
+
+class DataSource(Settings):
+    """What identifies a data set. Exactly one of the fields; another identity means training again."""
+
+    distribution: Keyed[Text | None] = None
+    """An installed Python distribution that carries the data, such as scikit-learn: its version is the identity."""
+    path: Keyed[PathText | None] = None
+    """A file or folder, relative to the pipeline file: the bytes are the identity, the place is not."""
+    version: Keyed[Text | None] = None
+    """A text that you change when the data changes: for data in a database or a bucket, or made by the recipe."""
+
+    @model_validator(mode="after")
+    def _one(self) -> DataSource:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            raise ValueError(f"expected exactly one of distribution, path and version, got {got}")
+        return self
+
+
+class AxisRange(Settings):
+    """The sizes that a dynamic axis takes: `1 <= min <= opt <= max`."""
+
+    min: Keyed[PositiveInt]
+    """The smallest size."""
+    opt: Keyed[PositiveInt]
+    """The size that the engine is tuned for: the usual one."""
+    max: Keyed[PositiveInt]
+    """The largest size."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> AxisRange:
+        if not self.min <= self.opt <= self.max:
+            raise ValueError(f"expected min <= opt <= max, got min {self.min}, opt {self.opt}, max {self.max}")
+        return self
+
+
+class Input(Settings):
+    """One input of the model: an argument of `forward` and a tensor that a client sends."""
+
+    dtype: Keyed[DType]
+    """The element type by its NumPy name."""
+    shape: Keyed[Annotated[Listed[Dimension], Field(min_length=1)]]
+    """Every dimension in order: the name of an axis of `shapes`, or a fixed size. The axis `batch` comes first."""
+
+
+class Train(Settings):
+    """Training, by torchrun."""
+
+    strategy: Keyed[Literal["ddp"]] = "ddp"
+    """How the processes share the work: `ddp`, every process holds the whole model."""
+    nnodes: Keyed[Literal[1]] = 1
+    """Machines. One for now."""
+    nproc_per_node: Keyed[PositiveInt] = 1
+    """Processes on each machine: one per GPU, or a few on a CPU."""
+    precision: Keyed[Literal["fp32"]] = "fp32"
+    """The arithmetic of the training step. `fp32` for now."""
+    max_epochs: Keyed[PositiveInt] = 10
+    """Passes over the training data."""
+    batch_size: Keyed[PositiveInt] = 64
+    """Samples in one step over all processes together; a multiple of `nnodes * nproc_per_node`."""
+    learning_rate: Keyed[Annotated[float, Field(gt=0)]] = 1e-3
+    """The optimizer's step, where the recipe does not bring its own optimizer."""
+    seed: Keyed[Annotated[int, Field(ge=0, lt=2**32)]] = 0
+    """Seeds weights, order and augmentation. The same seed gives the same weights."""
+    num_threads: Keyed[PositiveInt] = 1
+    """CPU threads of each process. Keyed, since sums of floats depend on how they are split."""
+    timeout_minutes: Placement[Annotated[float, Field(gt=0)]] = 24 * 60.0
+    """The training is stopped after this long."""
+
+
+class Export(Settings):
+    """The export to ONNX."""
+
+    opset_version: Keyed[Annotated[int, Field(ge=18, le=25)]] = 20
+    """The ONNX operator set that is written. PyTorch's exporter writes 18 and newer."""
+    timeout_minutes: Placement[Annotated[float, Field(gt=0)]] = 30.0
+    """The export, with its checks, is stopped after this long."""
+
+
+class DynamicBatching(Settings):
+    """Triton joins requests that arrive close together into one batch."""
+
+    max_queue_delay_microseconds: Keyed[Annotated[int, Field(ge=0)]] = 0
+    """How long a request may wait for others to join it."""
+    preferred_batch_size: Keyed[Listed[PositiveInt]] = ()
+    """Batch sizes that are sent off at once. Leave it out unless the engine is much faster at some sizes."""
+
+
+class InstanceGroup(Settings):
+    """Copies of the model that answer at the same time."""
+
+    count: Keyed[PositiveInt] = 1
+    """How many copies (on a GPU machine: for each GPU)."""
+    kind: Keyed[Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU"]] = "KIND_AUTO"
+    """Where they run. `KIND_AUTO` takes the GPU where there is one."""
+
+
+class Serve(Settings):
+    """How Triton serves the model: what becomes its `config.pbtxt`. Changing it neither trains nor exports again."""
+
+    max_batch_size: Keyed[Annotated[int, Field(ge=0)]] = 0
+    """The largest batch that Triton makes, at most `shapes.batch.max`. 0: Triton does not batch."""
+    dynamic_batching: DynamicBatching | None = None
+    """Joins requests into batches. Needs a `max_batch_size` of at least 1."""
+    instance_group: Keyed[Annotated[Listed[InstanceGroup], Field(min_length=1)]] = (InstanceGroup(),)
+    """Groups of copies of the model."""
+
+
+class Parity(Settings):
+    """How far an answer may lie from PyTorch's: `|a - b| <= atol + rtol * |b|` for every element."""
+
+    atol: Keyed[Annotated[float, Field(ge=0)]] = 1e-4
+    """The absolute part."""
+    rtol: Keyed[Annotated[float, Field(ge=0)]] = 1e-3
+    """The relative part."""
+
+
+class MetricGate(Settings):
+    """What a metric on the test data must reach, at least one of the two."""
+
+    min: Keyed[float | None] = None
+    """The smallest value that passes."""
+    max: Keyed[float | None] = None
+    """The largest value that passes."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> MetricGate:
+        if self.min is None and self.max is None:
+            raise ValueError("expected min, max or both")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"expected min <= max, got min {self.min:g} and max {self.max:g}: nothing passes")
+        return self
+
+
+class Gates(Settings):
+    """What must hold before a version is released."""
+
+    parity: Parity = Parity()
+    """How far the ONNX model's, the engine's and the server's answers may lie from PyTorch's."""
+    metrics: Keyed[Mapping[MetricName, MetricGate]] = Field(default_factory=dict)
+    """By name, the metrics that the recipe's `metric` returns, and what each must reach."""
+    served_tolerance: Keyed[Annotated[float, Field(ge=0)]] = 0.001
+    """The largest difference of a metric between PyTorch and the live server."""
+
+
+class Publish(Settings):
+    """Where the model goes."""
+
+    repository: Placement[PathText] = "model_repo"
+    """The Triton model repository, relative to the pipeline file. Made if it is not there."""
+
+
+InputName = Identifier
+AxisName = Identifier

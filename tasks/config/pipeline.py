@@ -1,0 +1,184 @@
+"""The whole pipeline file as one value, and the checks that need more than one of its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
+
+from tasks.config.fields import Keyed, Placement, Settings
+from tasks.config.groups import (
+    AxisName,
+    AxisRange,
+    DataSource,
+    Export,
+    Gates,
+    Input,
+    InputName,
+    Publish,
+    Serve,
+    Train,
+)
+from tasks.config.kinds import DEPLOY_TARGETS, ENGINES, DeployConfig, EngineConfig, nested, of_kind
+from tasks.config.names import Name, RecipeText
+
+BATCH = "batch"
+"""The axis that Triton batches along."""
+
+_engine = of_kind(ENGINES, EngineConfig)
+_deploy = of_kind(DEPLOY_TARGETS, DeployConfig)
+
+
+class Pipeline(Settings):
+    """One pipeline: from a recipe to a served model."""
+
+    name: Placement[Name]
+    """The pipeline's name, under which its artifacts are listed."""
+    model: Keyed[Name] = Field(default_factory=lambda data: str(data["name"]))
+    """The model's name on Triton, which clients use. The pipeline's name if left out."""
+    recipe: Placement[RecipeText]
+    """`FILE.py:CLASS`, relative to the pipeline file. Its code is part of the key, its place is not."""
+    data: Keyed[Annotated[Mapping[Name, DataSource], Field(min_length=1)]]
+    """By a name of your own, what identifies each data set."""
+    shapes: Keyed[Mapping[AxisName, AxisRange]] = Field(default_factory=dict)
+    """By name, the axes whose size is not fixed: the one declaration of what is dynamic."""
+    inputs: Keyed[Annotated[Mapping[InputName, Input], Field(min_length=1)]]
+    """By name, in order, the model's inputs."""
+    train: Train = Train()
+    """Training, by torchrun."""
+    export: Export = Export()
+    """The export to ONNX."""
+    engine: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(_engine)] = Field(
+        default_factory=lambda: cast("EngineConfig", {"kind": "onnxruntime"}), validate_default=True
+    )
+    """What turns the ONNX model into the file that is served; further fields depend on `kind`."""
+    serve: Serve = Serve()
+    """How Triton serves the model."""
+    gates: Gates = Gates()
+    """What must hold before a version is released."""
+    publish: Publish = Publish()
+    """Where the model goes."""
+    deploy: Annotated[SerializeAsAny[DeployConfig], BeforeValidator(_deploy)] = Field(
+        default_factory=lambda: cast("DeployConfig", {"kind": "process"}), validate_default=True
+    )
+    """Where the model is served; further fields depend on `kind`."""
+
+    _source: Path = PrivateAttr(default_factory=lambda: Path("pipeline.yaml").absolute())
+
+    def model_post_init(self, context: Any) -> None:
+        """`Pipeline.model_validate(mapping, context={"source": file})` says which file the mapping was read from."""
+        if context is not None:
+            self._source = Path(context["source"]).absolute()
+
+    @property
+    def source(self) -> Path:
+        """The pipeline file, absolute."""
+        return self._source
+
+    @property
+    def folder(self) -> Path:
+        """The pipeline file's folder, absolute; paths in the file are relative to it."""
+        return self._source.parent
+
+    @property
+    def recipe_file(self) -> Path:
+        """The recipe's Python file, absolute."""
+        return self.folder / self.recipe.rpartition(":")[0]
+
+    @property
+    def recipe_attribute(self) -> str:
+        """The name of the recipe's class in its file."""
+        return self.recipe.rpartition(":")[2]
+
+    @property
+    def repository(self) -> Path:
+        """The model repository, absolute."""
+        return self.folder / self.publish.repository
+
+    @property
+    def world_size(self) -> int:
+        """Training processes on all machines together."""
+        return self.train.nnodes * self.train.nproc_per_node
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Pipeline:
+        found = [{"type": "stated", "loc": loc, "msg": message, "input": None} for loc, message in contradictions(self)]
+        if found:
+            raise nested(Pipeline, found)
+        return self
+
+
+def contradictions(pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Fields that are each right and do not fit together: the place to mend, and what is wrong, naming both fields."""
+    yield from _axes(pipeline)
+    yield from _batching(pipeline)
+    if pipeline.train.batch_size % pipeline.world_size:
+        yield (
+            ("train", "batch_size"),
+            f"{pipeline.train.batch_size} cannot be split evenly over the {pipeline.world_size} processes of "
+            f"train.nproc_per_node: expected a multiple of {pipeline.world_size}",
+        )
+
+
+def _axes(pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    used = {axis for spec in pipeline.inputs.values() for axis in spec.shape if isinstance(axis, str)}
+    for name, spec in pipeline.inputs.items():
+        for at, axis in enumerate(spec.shape):
+            if isinstance(axis, str) and axis not in pipeline.shapes:
+                known = f"shapes declares {', '.join(pipeline.shapes)}" if pipeline.shapes else "shapes declares none"
+                yield (
+                    ("inputs", name, "shape", at),
+                    f"the axis {axis} is not declared in shapes ({known}): "
+                    f"expected shapes.{axis}: {{min: …, opt: …, max: …}}, or a fixed size",
+                )
+            if axis == BATCH and at > 0:
+                yield (
+                    ("inputs", name, "shape", at),
+                    f"shapes.{BATCH} must be the first axis of inputs.{name}.shape, and stand there once",
+                )
+    for axis in pipeline.shapes:
+        if axis not in used:
+            yield ("shapes", axis), f"no shape of inputs uses the axis {axis}: expected it in some inputs.NAME.shape"
+
+
+def _batching(pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    serve, batch = pipeline.serve, pipeline.shapes.get(BATCH)
+    largest = serve.max_batch_size
+    if largest == 0:
+        if serve.dynamic_batching is not None:
+            yield (
+                ("serve", "dynamic_batching"),
+                "dynamic batching needs batches, but serve.max_batch_size is 0: expected serve.max_batch_size >= 1",
+            )
+        return
+    if batch is None:
+        yield (
+            ("serve", "max_batch_size"),
+            f"{largest} asks for batches, but shapes declares no axis {BATCH}: expected shapes.{BATCH}, or 0",
+        )
+    else:
+        if largest > batch.max:
+            yield (
+                ("serve", "max_batch_size"),
+                f"{largest} is more than shapes.{BATCH}.max, {batch.max}: expected at most {batch.max}",
+            )
+        if batch.min > 1:
+            yield (
+                ("shapes", BATCH, "min"),
+                f"{batch.min} refuses the single requests that serve.max_batch_size, {largest}, lets Triton send: "
+                "expected 1",
+            )
+        for name, spec in pipeline.inputs.items():
+            if BATCH not in spec.shape:
+                yield (
+                    ("inputs", name, "shape"),
+                    f"serve.max_batch_size, {largest}, lets Triton batch: expected {BATCH} as the first axis",
+                )
+    for at, size in enumerate(serve.dynamic_batching.preferred_batch_size if serve.dynamic_batching else ()):
+        if size > largest:
+            yield (
+                ("serve", "dynamic_batching", "preferred_batch_size", at),
+                f"{size} is more than serve.max_batch_size, {largest}",
+            )

@@ -1,0 +1,32 @@
+"""Stage `engine`: the exported graph becomes what the server runs, by the kind that the pipeline file names."""
+
+from __future__ import annotations
+
+from tasks.config import Pipeline
+from tasks.engines import kind_of
+from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step
+
+
+def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
+    return kind_of(pipeline).parts(pipeline)
+
+
+def _steps(site: Site) -> tuple[Step, ...]:
+    return kind_of(site.pipeline).steps(site)
+
+
+def _collect(site: Site) -> Built:
+    site.product.mkdir(parents=True, exist_ok=True)
+    kind_of(site.pipeline).collect(site)
+    return Built()
+
+
+STAGE = KeyedStage(
+    name="engine",
+    version=1,
+    reproducible=False,  # a kind that compiles by timing is not; for the others equal bytes are found equal anyway
+    materials=("export",),
+    parts=_parts,
+    steps=_steps,
+    collect=_collect,
+)

@@ -1,0 +1,251 @@
+"""What goes into each program, and what comes out: the only words that stages and programs share.
+
+    python -I -u bootstrap.py train|export|evaluate job.json
+
+A job is one JSON object. All its paths are absolute. Every program writes into two folders, which it makes if need be:
+
+- `output` takes products: their bytes depend on the job alone, so they hold no times, no absolute paths, no host names;
+- `work` takes the rest: `notes.json` (`Notes`: seconds and warnings), later also checkpoints.
+
+A program that succeeds ends with status 0. One that fails for a reason that a user can mend writes `output/error.json`
+(`Failure`), prints the same text last on stderr, and ends with status 1; of several ranks the first one to fail writes
+it. Status 1 without that file is an error of programming, or of the machine: the log holds its traceback.
+Long work prints lines `::progress {"done": 3, "total": 20, "text": "epoch 1/20", "metrics": {"loss": 0.31}}` (`Progress`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+FailureKind = Literal["configuration", "export refused", "training failed", "tool missing", "not ready"]
+
+
+class Failure(TypedDict):
+    """`output/error.json`: what went wrong, in words for the user. `kind` is that of the class in `tasks/errors.py`."""
+
+    kind: FailureKind
+    message: str
+    """What is wrong and what was expected; several lines where there are several problems or the user's own frames."""
+    hint: str | None
+    """The mend, or the usual cause."""
+    where: str | None
+    """The place, such as `/abs/recipe.py:12`, `input tokens, axis sequence`, or `node node_view_1`."""
+    file: str | None
+    """Absolute path of the user's file, where there is one."""
+    line: int | None
+    """Line in `file`, counted from 1."""
+    rank: int | None
+    """The rank that failed, in training."""
+
+
+class Progress(TypedDict):
+    """The JSON behind `::progress `."""
+
+    done: int
+    total: int
+    text: str
+    metrics: dict[str, float]
+
+
+class Notes(TypedDict):
+    """`work/notes.json`: what is worth keeping in the build record, but no part of the product."""
+
+    seconds: dict[str, float]
+    """Wall time per step, such as `{"load": 1.9, "train": 14.2}`; `total` is always there."""
+    warnings: list[str]
+    environment: dict[str, str]
+    """What really ran: `torch`, `device`, `world_size`, `threads`, `onnxruntime`..."""
+
+
+class InputSpec(TypedDict):
+    """One input of the model, as in the pipeline file."""
+
+    dtype: str
+    """A numpy name: `float32`, `int64`, `bool`..."""
+    shape: list[int | str]
+    """Sizes, or names out of `shapes`. The first axis is the one that the rows of a batch lie along."""
+
+
+class Range(TypedDict):
+    """The sizes that one named axis may take."""
+
+    min: int
+    opt: int
+    max: int
+
+
+class TrainConfig(TypedDict):
+    """The part of the pipeline file's `train` that the loop reads. Fields with a default may be left out."""
+
+    max_epochs: int
+    batch_size: int
+    """Global: over all ranks together. It need not be divisible by the number of ranks."""
+    seed: int
+    precision: NotRequired[str]
+    """`fp32` (the default and, so far, the only one)."""
+    learning_rate: NotRequired[float | None]
+    """Of the built-in AdamW; None means 1e-3. Contradicts a recipe that has an `optimizer` of its own."""
+    device: NotRequired[Literal["cpu", "cuda"]]
+    """`cpu` (gloo) is the default; `cuda` means nccl, one rank per device."""
+    threads: NotRequired[int]
+    """Of torch per process, 1 unless given: sums are rounded in another order with another number of threads."""
+    num_workers: NotRequired[int]
+    """Loading processes per rank, 0 unless given. Does not change the result."""
+    timeout: NotRequired[float]
+    """Seconds after which a collective operation gives up on a missing rank; 600 unless given."""
+
+
+class TrainJob(TypedDict):
+    """`train`: started by torchrun once per rank (`RANK`, `LOCAL_RANK` and `WORLD_SIZE` are set), or alone.
+
+        python -I -m torch.distributed.run --standalone --nproc-per-node 2 --no-python -- \\
+            python -I -u bootstrap.py train job.json
+
+    Writes `output/model.safetensors` and `output/metrics.json` (`TrainMetrics`).
+    """
+
+    recipe: str
+    """`/abs/recipe.py:Digits`."""
+    inputs: dict[str, InputSpec]
+    """Only checked against what the datasets give, so that a wrong dtype is found before an hour of training; nothing
+    but the names needs to be in the stage's key."""
+    output: str
+    work: str
+    config: TrainConfig
+
+
+class EpochMetrics(TypedDict):
+    epoch: int
+    """Counted from 1."""
+    steps: int
+    """Optimizer steps done so far."""
+    train_loss: float
+    """Mean over all training samples, each counted once, as they were seen during the epoch."""
+    validation_loss: float
+    validation: dict[str, float | None]
+    """The recipe's metric on the validation data; None where it is not finite."""
+
+
+class TrainMetrics(TypedDict):
+    """`output/metrics.json`."""
+
+    metrics: dict[str, float]
+    """Of the last epoch, flat, for the record: `train_loss`, `validation_loss`, `validation_<name>`..."""
+    history: list[EpochMetrics]
+    world_size: int
+    samples: dict[str, int]
+    """Of the splits `train` and `validation`."""
+    parameters: int
+
+
+class Parity(TypedDict):
+    """|onnx - pytorch| <= atol + rtol * |pytorch| for each element."""
+
+    atol: float
+    rtol: NotRequired[float]
+    """1e-4 unless given."""
+
+
+class ExportJob(TypedDict):
+    """`export`: weights to a checked ONNX graph.
+
+    Writes `output/model.onnx` (with `output/model.onnx.data` beside it if the weights are larger than 1.5 GB) and
+    `output/signature.json` (`Signature`). Refusals are of the kind `export refused`.
+    """
+
+    recipe: str
+    weights: str
+    """A `.safetensors` file."""
+    output: str
+    work: str
+    inputs: dict[str, InputSpec]
+    """In the order in which the graph shall have them."""
+    shapes: dict[str, Range]
+    opset_version: NotRequired[int]
+    """20 unless given."""
+    parity: Parity
+    threads: NotRequired[int]
+
+
+class Tensor(TypedDict):
+    name: str
+    dtype: str
+    """A numpy name, or `bfloat16`."""
+    shape: list[int | str]
+    """Sizes, names out of `shapes`, or expressions of them such as `2*sequence`."""
+
+
+class Signature(TypedDict):
+    """`output/signature.json`: what the graph takes and gives."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    batch_axis: str | None
+    """The name of the first axis of every input and output, or None where it is a fixed size."""
+    opset: int
+    ir_version: int
+
+
+class TritonTarget(TypedDict):
+    url: str
+    """Of gRPC: `127.0.0.1:8001`."""
+    model: str
+    version: NotRequired[str | int | None]
+    """None, or left out: the one that a request without a version goes to."""
+    timeout: NotRequired[float]
+    """Seconds for one request; 60 unless given."""
+
+
+class EvaluateJob(TypedDict):
+    """`evaluate`: the recipe's metric on one runtime, fed batch by batch, and golden examples.
+
+    Writes `output/report.json` (`Report`), and `output/golden.safetensors` if `write_golden` is true: tensors
+    `inputs.<name>` and `outputs.<name>`, of real rows at the `opt` size of every axis (at most 8 rows).
+    """
+
+    recipe: str
+    runtime: Literal["pytorch", "onnxruntime", "triton"]
+    output: str
+    work: str
+    inputs: dict[str, InputSpec]
+    shapes: dict[str, Range]
+    batch_size: int
+    """Rows per request: at most the maximum of the batch axis, which it is lowered to."""
+    split: NotRequired[Literal["test", "validation"]]
+    """`test` unless given. None of training and export reads the test split."""
+    weights: NotRequired[str]
+    """For pytorch: a `.safetensors` file."""
+    onnx: NotRequired[str]
+    """For onnxruntime: a `.onnx` file."""
+    triton: NotRequired[TritonTarget]
+    write_golden: NotRequired[bool]
+    compare_golden: NotRequired[str | None]
+    """A `golden.safetensors` whose inputs this runtime shall answer too."""
+    metric: NotRequired[bool]
+    """False leaves the data set alone: only golden examples are written or compared. True unless given."""
+    threads: NotRequired[int]
+
+
+class GoldenDifference(TypedDict):
+    max_abs_difference: float
+    """Over all outputs and elements; what a parity gate reads. Infinite differences and wrong shapes are failures."""
+    outputs: dict[str, float]
+    max_excess: dict[str, float]
+    """Per output max(|got - golden| / (1 + |golden|)): near 0 where both tolerances would be met."""
+    rows: int
+
+
+class Report(TypedDict):
+    """`output/report.json`."""
+
+    runtime: str
+    split: str
+    metrics: dict[str, float]
+    """What the recipe's metric gave; empty if `metric` was false."""
+    samples: int
+    batches: int
+    batch_size: int
+    golden: GoldenDifference | None
+
+
+Json = Any

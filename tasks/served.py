@@ -1,0 +1,126 @@
+"""What a running server must show before it counts as verified, on a staging server as on a live one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks import evaluation
+from tasks.config import Pipeline
+from tasks.errors import GateResult, NotReady
+from tasks.events import Listener, line_listener
+from tasks.gates import metric_gates, parity_gate, require, served_gates
+from tasks.stage import Site, program_step, read_json, run_step
+from tasks.toolchain import command, triton_client
+from tasks.toolchain.config_pbtxt import listed_versions, messages, parse
+from tasks.toolchain.triton_client import Address
+
+_COMPARED = ("name", "max_batch_size", "version_policy", "input", "output", "dynamic_batching")
+"""The fields of a config that a server reports as they were written; it fills in others (`instance_group`'s names,
+`backend`, `optimization`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """What a server shall serve."""
+
+    model: str
+    version: int
+    """The champion to be: the version that answers requests that name none."""
+    config: str
+    """The whole text of `config.pbtxt`."""
+    validation: Path
+    """The product of `validate`: the golden answers."""
+    expected: Mapping[str, float]
+    """Per metric, its value on PyTorch."""
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """Every version that the config lists."""
+        return listed_versions(self.config) or (self.version,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What a server showed."""
+
+    metrics: Mapping[str, float]
+    gates: Sequence[GateResult]
+
+
+def disagreements(address: Address, candidate: Candidate) -> list[str]:
+    """Return what a server does otherwise than `candidate` says, without asking the model anything; empty if nothing.
+
+    Plain HTTP and a few milliseconds, so that a run in which nothing changed can afford it.
+    """
+    ready = triton_client.ready_versions(address, candidate.model)
+    wanted = tuple(sorted(candidate.versions))
+    if ready != wanted:
+        return [f"model {candidate.model}: versions {list(ready)} are ready, expected {list(wanted)}"]
+    from google.protobuf import json_format
+
+    theirs = json_format.ParseDict(
+        triton_client.model_config(address, candidate.model, candidate.version),
+        messages().ModelConfig(),
+        ignore_unknown_fields=True,
+    )
+    ours = parse(candidate.config)
+    return [
+        f"model {candidate.model}: {field} is not as config.pbtxt says"
+        for field in _COMPARED
+        if _comparable(theirs, field) != _comparable(ours, field)
+    ]
+
+
+def _comparable(config: Any, field: str) -> Any:
+    value = getattr(config, field)
+    if field == "dynamic_batching":
+        # The server fills in the preferred sizes of an empty list; the delay is what we set.
+        return config.HasField(field), value.max_queue_delay_microseconds
+    return list(value) if field in ("input", "output") else value
+
+
+def verify_server(
+    address: Address,
+    pipeline: Pipeline,
+    candidate: Candidate,
+    *,
+    runtime: str,
+    work: Path,
+    log: Path,
+    listener: Listener,
+    run: command.Runner = command.run,
+) -> Verification:
+    """Ask a ready server everything: versions, configuration, golden answers, and the metric on the test data.
+
+    `runtime` is `staging` or `live`; `work` takes the evaluation's files. Raises `NotReady` when the server serves
+    something else, `GateFailed` when it serves it worse than allowed.
+    """
+    if found := disagreements(address, candidate):
+        raise NotReady(f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found))
+    step = program_step(
+        Site(pipeline=pipeline, materials={}, work=work),
+        "evaluate",
+        name=runtime,
+        what=f"the evaluation on the {runtime} server",
+        job=evaluation.job(pipeline)
+        | {
+            "runtime": "triton",
+            "triton": {"url": address.grpc_url, "model": candidate.model, "version": candidate.version},
+            "compare_golden": evaluation.golden_file(candidate.validation),
+        },
+        timeout_seconds=evaluation.timeout_seconds(pipeline),
+    )
+    work.mkdir(parents=True, exist_ok=True)
+    run_step(step, log=log, on_line=line_listener(listener, runtime), run=run)
+    report = read_json(step.output / "report.json")
+    metrics: dict[str, float] = report["metrics"]
+    gates = [
+        parity_gate(pipeline.gates, runtime, report["golden"]),
+        *metric_gates(pipeline.gates, {name: {runtime: value} for name, value in metrics.items()}),
+        *served_gates(pipeline.gates, runtime, candidate.expected, metrics),
+    ]
+    require(gates, consequence="the champion stays as it was")
+    return Verification(metrics=metrics, gates=gates)

@@ -1,0 +1,294 @@
+"""The keyed stage: materials and configuration in, content out; found in the store, or built by child processes.
+
+A stage module (`tasks.train`, `tasks.export`, ...) declares one `KeyedStage`. Everything that it says is pure but for
+`collect`: what its key holds, and which child processes build it. `find_or_build` is the one place where a stage meets
+the store, so that claims, logs, progress and failures are the same for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts.code import RecipeCode
+from tasks.artifacts.key import StageKey
+from tasks.artifacts.record import ArtifactRef
+from tasks.artifacts.store import ArtifactStore
+from tasks.config import Pipeline
+from tasks.errors import CommandFailed, ConfigError, ExportRefused, GateFailed, Problem
+from tasks.events import Listener, line_listener, note
+from tasks.toolchain import command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a pipeline's code and data are, known without importing either."""
+
+    code: RecipeCode
+    data: Any
+    """Per name of the pipeline file's `data`, what identifies its bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyParts:
+    """What a stage puts into its key beside its materials."""
+
+    config: Any
+    """The part of the configuration that changes the product."""
+    code: Any = None
+    data: Any = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a stage is built: what it reads, and the folder that is its own."""
+
+    pipeline: Pipeline
+    materials: Mapping[str, Path]
+    """Read-only folders, by the name of the stage that made them."""
+    work: Path
+    """Survives a crash; the next builder of the same key finds it."""
+
+    @property
+    def product(self) -> Path:
+        """The folder whose files become the stage's content."""
+        return self.work / "product"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One child process of a stage."""
+
+    name: str
+    """Also the name of its job file and of its output folder in the work folder."""
+    what: str
+    """For a person: `training`, `the export`."""
+    argv: tuple[str, ...]
+    timeout_seconds: float
+    output: Path
+    """Where the program leaves its results, and `error.json` when it fails in a way that a user can mend."""
+    job: Mapping[str, Any]
+    """Written to `job_file` before the start."""
+    job_file: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What a stage reports of a product that lies in `Site.product`."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyedStage:
+    """One link of the chain that turns materials into content."""
+
+    name: str
+    version: int
+    """Raised when equal inputs must give a new product."""
+    reproducible: bool
+    """Whether equal keys give equal bytes; a rebuild that differs is then an error, else a note."""
+    materials: tuple[str, ...]
+    """The stages whose content this one takes."""
+    parts: Callable[[Pipeline, Identity], KeyParts]
+    steps: Callable[[Site], tuple[Step, ...]]
+    """The child processes, in order; a pure function, so that a plan can show what would run."""
+    collect: Callable[[Site], Built]
+    """Runs after the steps: leaves exactly the product's files in `Site.product`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one stage of a run ended."""
+
+    stage: str
+    state: str
+    """`built` or `reused` for a keyed stage; a reconciling stage also says `released`, `started`, `unchanged`."""
+    artifact: ArtifactRef | None
+    seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """A flat dictionary for `--json` and for events."""
+        return {
+            "stage": self.stage,
+            "state": self.state,
+            "artifact": None if self.artifact is None else str(self.artifact),
+            "content": None if self.artifact is None else str(self.artifact.content),
+            "seconds": round(self.seconds, 3),
+            "metrics": dict(self.metrics),
+        }
+
+
+def key_of(
+    stage: KeyedStage, pipeline: Pipeline, identity: Identity, materials: Mapping[str, ArtifactRef]
+) -> StageKey:
+    """Return the key under which the store knows the stage's product.
+
+    >>> # materials enter by their content: a stage that rebuilds to the same bytes stops the rebuilding there
+    """
+    parts = stage.parts(pipeline, identity)
+    return StageKey(
+        stage=stage.name,
+        version=stage.version,
+        materials={name: materials[name].content for name in stage.materials},
+        config=parts.config,
+        code=parts.code,
+        data=parts.data,
+        environment=dict(parts.environment),
+    )
+
+
+def find_or_build(
+    stage: KeyedStage,
+    pipeline: Pipeline,
+    identity: Identity,
+    materials: Mapping[str, ArtifactRef],
+    *,
+    store: ArtifactStore,
+    listener: Listener,
+    rebuild: bool = False,
+    run: command.Runner = command.run,
+) -> Outcome:
+    """Return the stage's product: from the store when its key is known there, else built now.
+
+    Raises `ConfigError`, `CommandFailed`, `GateFailed` or `ExportRefused` as the stage's programs report it; the work
+    folder stays, so that the next run goes on from it.
+    """
+    started = time.monotonic()
+    key = key_of(stage, pipeline, identity, materials)
+
+    def waiting(holder: str) -> None:
+        note(listener, f"{stage.name}: waiting for {holder}, which builds the same")
+
+    with store.claim(
+        key, pipeline=pipeline.name, rebuild=rebuild, reproducible=stage.reproducible, on_wait=waiting
+    ) as claim:
+        if claim.built is not None:
+            record = store.get_record(claim.built)
+            return Outcome(
+                stage=stage.name,
+                state="reused",
+                artifact=claim.built,
+                seconds=time.monotonic() - started,
+                metrics=record.metrics,
+            )
+        folders = {name: store.path(materials[name]) for name in stage.materials}
+        site = Site(pipeline=pipeline, materials=folders, work=claim.work)
+        steps = stage.steps(site)
+        for step in steps:
+            run_step(step, log=claim.log, on_line=line_listener(listener, stage.name), run=run)
+        built = stage.collect(site)
+        artifact = claim.commit(
+            materials={name: materials[name] for name in stage.materials},
+            commands=[list(step.argv) for step in steps],
+            metrics=dict(built.metrics),
+            details=dict(built.details),
+        )
+    return Outcome(
+        stage=stage.name,
+        state="built",
+        artifact=artifact,
+        seconds=time.monotonic() - started,
+        metrics=built.metrics,
+    )
+
+
+def run_step(step: Step, *, log: Path, on_line: Callable[[str], None], run: command.Runner = command.run) -> None:
+    """Run one child process; a failure that its program explains is raised as the error that it names."""
+    if step.output.exists():
+        shutil.rmtree(step.output)
+    step.output.mkdir(parents=True)
+    # Not canonical JSON: that sorts, and a graph has its inputs in the order in which the job names them.
+    step.job_file.write_text(json.dumps(dict(step.job), indent=1) + "\n")
+    try:
+        run(
+            step.argv,
+            log=log,
+            what=step.what,
+            env={**os.environ, **step.env},
+            timeout=step.timeout_seconds,
+            on_line=on_line,
+        )
+    except CommandFailed as failure:
+        explained = step.output / "error.json"
+        if not explained.exists():
+            raise
+        raise explained_failure(json.loads(explained.read_bytes()), failure) from failure
+
+
+def explained_failure(report: Mapping[str, Any], failure: CommandFailed) -> Exception:
+    """Turn a program's `error.json` (see `tasks/programs/`) into the error of our tree that it names."""
+    message, hint = report["message"], report.get("hint")
+    match report["kind"]:
+        case "configuration":
+            file = report.get("file")
+            return ConfigError(Problem(message, file=Path(file) if file else None, line=report.get("line"), hint=hint))
+        case "export refused":
+            return ExportRefused(_with_hint(message, hint))
+        case "gate failed":
+            return GateFailed(_with_hint(message, hint))
+        case _:
+            return CommandFailed(
+                failure.what,
+                argv=failure.argv,
+                ended=failure.ended,
+                log=failure.log,
+                last_lines=failure.last_lines,
+                cause=_with_hint(message, hint),
+            )
+
+
+def _with_hint(message: str, hint: str | None) -> str:
+    return f"{message}\n{hint}" if hint else message
+
+
+def program_step(
+    site: Site,
+    program: str,
+    *,
+    what: str,
+    job: Mapping[str, Any],
+    timeout_seconds: float,
+    name: str | None = None,
+    launcher: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Step:
+    """Return the step that runs one of `tasks/programs/`; `jobs.py` there says what the job holds.
+
+    The job's `output` and `work` folders are added here. `name` tells two steps of the same program apart; `launcher`
+    stands before the program's own command line.
+    """
+    name = name or program
+    output, job_file = site.work / name / "output", site.work / f"{name}.json"
+    return Step(
+        name=name,
+        what=what,
+        argv=(*launcher, *command.python_program(program, job_file)),
+        timeout_seconds=timeout_seconds,
+        output=output,
+        job={**job, "output": str(output), "work": str(site.work / name / "work")},
+        job_file=job_file,
+        env=env or {},
+    )
+
+
+def read_json(path: Path) -> Any:
+    """Read what a program of ours left."""
+    return json.loads(path.read_bytes())
+
+
+def move_to_product(site: Site, files: Mapping[str, Path]) -> None:
+    """Move files into the product folder under new names; a rename, so that large ones cost nothing."""
+    site.product.mkdir(parents=True, exist_ok=True)
+    for name, path in files.items():
+        path.rename(site.product / name)

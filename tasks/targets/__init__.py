@@ -1,0 +1,62 @@
+"""Deploy targets: where a model is served. One module per kind, found by `deploy.kind` through entry points.
+
+A kind is a class with the attributes of `DeployTarget`, named in the entry point group `enginehouse.deploy_targets`;
+nothing else has to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol, cast
+
+from tasks.config import DEPLOY_TARGETS, DeployConfig, Pipeline, load_kind
+from tasks.events import Listener
+from tasks.home import Home
+from tasks.toolchain.triton_client import Address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One running server of a target."""
+
+    name: str
+    address: Address
+    log: Path | None
+    """The server's log, where this machine has it."""
+
+
+class DeployTarget(Protocol):
+    """What a kind of target provides. Loading models and judging the answers is the deploy stage's, for every kind."""
+
+    Config: ClassVar[type[DeployConfig]]
+    """The fields of the pipeline file's `deploy`."""
+
+    def __init__(self, pipeline: Pipeline, home: Home) -> None: ...
+
+    def check(self) -> None:
+        """Raise `ToolMissing` when this target cannot work here; called before anything is built."""
+
+    def observe(self) -> Sequence[Replica]:
+        """Return the servers that run now. Cheap: a run in which nothing changed asks it too."""
+
+    def ensure(self, models: Sequence[str], listener: Listener) -> Sequence[Replica]:
+        """Return ready servers; those that do not run yet are started, serving `models` as the repository says.
+
+        Raises `NotReady` with the end of the server's log.
+        """
+
+    def staging(self, repository: Path, model: str, folder: Path) -> AbstractContextManager[Replica]:
+        """A ready server of the same kind on another repository, which ends with the `with` and with us; its files and
+        its log lie in `folder`. Raises `NotReady` when it does not load the model."""
+
+    def stop(self) -> Sequence[Replica]:
+        """End the servers and return those that ran."""
+
+
+def target_of(pipeline: Pipeline, home: Home) -> DeployTarget:
+    """Return the pipeline's deploy target."""
+    kind = cast("type[DeployTarget]", load_kind(DEPLOY_TARGETS, pipeline.deploy.kind))
+    return kind(pipeline, home)

@@ -1,0 +1,65 @@
+"""Stage `verify`: the exact release, the whole set of versions with the whole config, on a staging server first.
+
+One listed version that cannot load blocks the whole load, and one config holds for all versions: so the set is what is
+proven, before any server with traffic hears of it. Not keyed: what it says of is a server, not bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.config import Pipeline
+from tasks.errors import StoreUnusable
+from tasks.events import Listener
+from tasks.home import Home
+from tasks.served import Candidate, Verification, verify_server
+from tasks.targets import DeployTarget
+
+STAGE = "verify"
+
+
+def verify(
+    pipeline: Pipeline,
+    candidate: Candidate,
+    *,
+    target: DeployTarget,
+    home: Home,
+    model_folder: Path,
+    source: Callable[[Path], None],
+    listener: Listener,
+) -> Verification:
+    """Serve the candidate, with what will be listed beside it, on a staging server and ask it everything.
+
+    `model_folder` holds the versions that stay listed; `source` writes the candidate's files into a new folder. Raises
+    `NotReady` when the set does not load, `GateFailed` when it answers worse than allowed; nothing has changed then.
+    """
+    try:
+        home.staging.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{candidate.model}-", dir=home.staging))
+    except OSError as error:
+        raise StoreUnusable(f"{home.staging} cannot be written: {error.strerror}") from error
+    try:
+        repository = folder / "repository"
+        versions = repository / candidate.model
+        versions.mkdir(parents=True)
+        (versions / "config.pbtxt").write_text(candidate.config, encoding="utf-8")
+        for version in candidate.versions:
+            if version == candidate.version:
+                source(versions / str(version))
+            else:
+                shutil.copytree(model_folder / str(version), versions / str(version))
+        with target.staging(repository, candidate.model, folder) as server:
+            return verify_server(
+                server.address,
+                pipeline,
+                candidate,
+                runtime="staging",
+                work=folder / "evaluation",
+                log=folder / "evaluation.log",
+                listener=listener,
+            )
+    finally:
+        shutil.rmtree(folder)
