@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tasks.config.explain import explain
 from tasks.config.names import check_recipe
 from tasks.config.overrides import override
 from tasks.config.pipeline import Pipeline
@@ -38,8 +39,6 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Pipeline:
     try:
         pipeline = Pipeline.model_validate(text.value, context={"source": file})
     except ValidationError as error:
-        from tasks.config.explain import explain  # reads docstrings; only needed to explain
-
         told = explain(error.errors(include_url=False), text, file)
         problems.extend(problem for place, problem in told if not _refused(place, text))
     problems.extend(_recipe_problems(text, file))

@@ -65,7 +65,8 @@ class Ledger:
 
     def keyed(self, key: Digest) -> Pointer | None:
         """What a key points to, None when it was never built; raises Lost for a damaged pointer."""
-        return read_pointer(self._layout.key(key), f"key pointer {key}")
+        value = read_document(self._layout.key(key), "key pointer", key)
+        return None if value is None else parse_pointer(value, "key pointer", key)
 
     def point_key(self, key: Digest, pointer: Pointer, *, move: bool) -> bool:
         """Points a key at a record. Unless it is to be moved, the first wins: False when the key points already."""
@@ -83,14 +84,14 @@ class Ledger:
         if not create(path, data, self._scratch) and path.read_bytes() != data:
             replace(path, data, self._scratch)
 
-    def _read(self, path: Path, digest: Digest, what: str, parse: Callable[[Any], T]) -> T:
+    def _read(self, path: Path, digest: Digest, kind: str, parse: Callable[[Any], T]) -> T:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            raise Lost(Fault(f"{what} {digest}", "is missing")) from None
+            raise Lost(Fault(kind, digest, "is missing")) from None
         if Digest.of(data) != digest:
             self._put_aside(path, digest)
-            raise Lost(Fault(f"{what} {digest}", "holds other bytes than were stored"))
+            raise Lost(Fault(kind, digest, "holds other bytes than were stored"))
         return parse(json.loads(data))
 
     def _put_aside(self, path: Path, digest: Digest) -> None:
@@ -100,13 +101,7 @@ class Ledger:
             return  # another process was quicker
 
 
-def read_pointer(path: Path, what: str) -> Pointer | None:
-    """Reads a pointer; None when it is not there. Raises Lost when it is damaged."""
-    value = read_document(path, what)
-    return None if value is None else parse_pointer(value, what)
-
-
-def read_document(path: Path, what: str) -> dict[str, Any] | None:
+def read_document(path: Path, kind: str, subject: Digest | str) -> dict[str, Any] | None:
     """Reads a JSON object; None when it is not there. Raises Lost for what is none."""
     try:
         value = json.loads(path.read_bytes())
@@ -115,13 +110,13 @@ def read_document(path: Path, what: str) -> dict[str, Any] | None:
     except ValueError:
         value = None
     if not isinstance(value, dict) or value.get("format") != POINTER_FORMAT:
-        raise Lost(Fault(what, "cannot be read"))
+        raise Lost(Fault(kind, subject, "cannot be read"))
     return value
 
 
-def parse_pointer(value: dict[str, Any], what: str) -> Pointer:
+def parse_pointer(value: dict[str, Any], kind: str, subject: Digest | str) -> Pointer:
     """The pointer in a document that was read; raises Lost for a damaged one."""
     try:
         return Pointer(Digest.parse(value["record"]), Digest.parse(value["content"]))
     except (ValueError, KeyError, AttributeError):
-        raise Lost(Fault(what, "cannot be read")) from None
+        raise Lost(Fault(kind, subject, "cannot be read")) from None

@@ -52,11 +52,11 @@ class Names:
 
     def read(self, pipeline: str, stage: str, number: int) -> Name | None:
         """What a name stands for, None when it was never given; raises Lost for a damaged one."""
-        what = f"name {pipeline}/{stage}@{number}"
-        value = read_document(self._layout.stage_names(pipeline, stage) / f"{number}.json", what)
+        subject = f"{pipeline}/{stage}@{number}"
+        value = read_document(self._layout.stage_names(pipeline, stage) / f"{number}.json", "name", subject)
         if value is None:
             return None
-        pointer = parse_pointer(value, what)
+        pointer = parse_pointer(value, "name", subject)
         ref = ArtifactRef(
             pipeline=pipeline, stage=stage, number=number, record=pointer.record, content=pointer.content
         )
@@ -66,7 +66,7 @@ class Names:
         """The name that a record has in a pipeline, None when it has none."""
         index = self._layout.stage_names(pipeline, stage) / "by-record" / f"{record.hex}.json"
         try:
-            value = read_document(index, "index")
+            value = read_document(index, "index", record)
             number = 0 if value is None else int(value["number"])
         except (Lost, KeyError, ValueError):
             number = 0  # only an index: the names themselves are asked below
@@ -134,24 +134,33 @@ class Names:
         sync_folder(path.parent)
         return True
 
-    def aliases(self, pipeline: str) -> dict[str, ArtifactRef]:
-        """A pipeline's aliases; raises Lost for a damaged one."""
+    def alias(self, pipeline: str, alias: str) -> ArtifactRef | None:
+        """What an alias points at, None when there is none; raises Lost for a damaged one."""
+        path = self._layout.pipeline_aliases(pipeline) / f"{checked_name(alias, 'alias')}.json"
+        value = read_document(path, "alias", f"{pipeline}@{alias}")
+        return None if value is None else _target(value, f"{pipeline}@{alias}")
+
+    def all_aliases(self, pipeline: str | None = None) -> tuple[dict[str, ArtifactRef], list[Fault]]:
+        """Every alias (or one pipeline's) as `pipeline@alias`, and what is wrong with those that cannot be read."""
+        found, faults = {}, []
+        pipelines = [pipeline] if pipeline is not None else sorted(filter(is_name, os.listdir(self._layout.aliases)))
+        for owner in pipelines:
+            for name in self._alias_names(owner):
+                try:
+                    ref = self.alias(owner, name)
+                except Lost as lost:
+                    faults.append(lost.fault)
+                else:
+                    if ref is not None:
+                        found[f"{owner}@{name}"] = ref
+        return found, faults
+
+    def _alias_names(self, pipeline: str) -> list[str]:
         try:
             files = os.listdir(self._layout.pipeline_aliases(pipeline))
         except FileNotFoundError:
-            return {}
-        found = {}
-        for file in sorted(files):
-            what = f"alias {pipeline}@{file.removesuffix('.json')}"
-            value = read_document(self._layout.pipeline_aliases(pipeline) / file, what)
-            if value is not None:
-                found[file.removesuffix(".json")] = _target(value, what)
-        return found
-
-    def all_aliases(self) -> dict[str, ArtifactRef]:
-        """Every alias as `pipeline@alias`; raises Lost for a damaged one."""
-        pipelines = sorted(name for name in os.listdir(self._layout.aliases) if is_name(name))
-        return {f"{p}@{alias}": ref for p in pipelines for alias, ref in self.aliases(p).items()}
+            return []
+        return sorted(stem for file in files if is_name(stem := file.removesuffix(".json")))
 
     def _readable(self, pipeline: str, stage: str, number: int) -> Name | None:
         try:
@@ -164,8 +173,8 @@ def _document(pointer: Pointer, retired: str | None) -> bytes:
     return canonical_json(pointer.to_json() | {"retired": retired})
 
 
-def _target(value: dict[str, Any], what: str) -> ArtifactRef:
-    pointer = parse_pointer(value, what)
+def _target(value: dict[str, Any], subject: str) -> ArtifactRef:
+    pointer = parse_pointer(value, "alias", subject)
     try:
         return ArtifactRef(
             pipeline=value["pipeline"],
@@ -175,4 +184,4 @@ def _target(value: dict[str, Any], what: str) -> ArtifactRef:
             content=pointer.content,
         )
     except KeyError:
-        raise Lost(Fault(what, "cannot be read")) from None
+        raise Lost(Fault("alias", subject, "cannot be read")) from None

@@ -38,10 +38,17 @@ class Staged:
 class Fault:
     """Something stored that is not what it should be."""
 
-    what: str
-    """Such as `object sha256:…`."""
+    kind: str
+    """`object`, `content list`, `build record`, `key pointer`, `name` or `alias`."""
+    subject: Digest | str
+    """Which one."""
     problem: str
     """Such as `is missing`."""
+
+    @property
+    def what(self) -> str:
+        """Such as `object sha256:…`."""
+        return f"{self.kind} {self.subject}"
 
     def __str__(self) -> str:
         return f"{self.what} {self.problem}"
@@ -89,11 +96,10 @@ class Objects:
         try:
             return self._fault(digest, size, thorough)
         except FileNotFoundError:
-            return Fault(f"object {digest}", "is missing")
+            return Fault("object", digest, "is missing")
 
     def _fault(self, digest: Digest, size: int | None, thorough: bool) -> Fault | None:
         path = self._layout.object(digest)
-        what = f"object {digest}"
         before = path.stat()
         if size is not None and before.st_size != size:
             problem = f"has {before.st_size} bytes instead of {size}"
@@ -106,12 +112,12 @@ class Objects:
         else:
             problem = "holds other bytes than were stored"
         self._put_aside(path, digest, before.st_ino)
-        return Fault(what, problem)
+        return Fault("object", digest, problem)
 
     def faults(self, content: Content) -> list[Fault]:
         """What is wrong with the objects of a content."""
         found = (self.fault(entry.digest, entry.size) for entry in content.files)
-        return list({fault.what: fault for fault in found if fault is not None}.values())
+        return list({fault.subject: fault for fault in found if fault is not None}.values())
 
     def tree(self, content: Content) -> Path:
         """A folder with the content's files, hard-linked to objects that must be sound; made or mended in place."""
@@ -133,7 +139,7 @@ class Objects:
             folders.update(p for p in destination.parents if p.is_relative_to(folder))
             if not self._copied(entry, destination):
                 fault = self.fault(entry.digest, entry.size, thorough=True)
-                faults.append(fault or Fault(f"object {entry.digest}", "changed while it was read"))
+                faults.append(fault or Fault("object", entry.digest, "changed while it was read"))
         for made in folders:
             sync_folder(made)
         return faults

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import threading
 import time
 import weakref
@@ -32,7 +33,9 @@ Kind = Literal["record", "content", "commit"]
 _POLL_S = 0.02
 _UNSEEN_PIN_LASTS_S = 24 * 3600.0
 """A pin of a process that cannot be seen (another machine) holds for a day."""
-_FILE = re.compile(r"(?P<token>[0-9a-f]{32}-\d+-\d+-\d+)\.(?P<kind>record|content|commit)-(?P<hex>[0-9a-f]{64})")
+_FILE = re.compile(
+    r"(?P<token>[0-9a-f]{32}-\d+-\d+-\d+)\.[0-9a-f]+\.(?P<kind>record|content|commit)-(?P<hex>[0-9a-f]{64})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,12 @@ class Pins:
         self._warn = warn
         self._mine: set[Path] = set()
         self._lock = threading.Lock()
-        self._at_end = weakref.finalize(self, _remove, self._mine, os.getpid())
+        self._label = secrets.token_hex(4)  # so that two open stores in one process have pins of their own
+        self._at_end = weakref.finalize(self, _remove, self._mine)
 
     def pin(self, kind: Kind, digest: Digest, objects: Iterable[Digest] = ()) -> None:
         """Pins until `release`. After it returns, what is there stays there, and what is not can be put."""
-        path = self._layout.pins / f"{Owner.current().token}.{kind}-{digest.hex}"
+        path = self._layout.pins / f"{Owner.current().token}.{self._label}.{kind}-{digest.hex}"
         with self._lock:
             if path in self._mine:
                 return
@@ -75,7 +79,7 @@ class Pins:
     def release(self) -> None:
         """Lets go of everything that this process pinned through this object."""
         with self._lock:
-            _remove(self._mine, os.getpid())
+            _remove(self._mine)
 
     def _await_gc(self) -> None:
         contender: Contender | None = None
@@ -116,9 +120,10 @@ def _objects(path: Path) -> tuple[Digest, ...]:
     return tuple(Digest.parse(text) for text in json.loads(path.read_bytes())["objects"])
 
 
-def _remove(pins: set[Path], pid: int) -> None:
+def _remove(pins: set[Path]) -> None:
     # A forked child inherits this set, and must not let go of what its parent holds.
+    mine = f"{Owner.current().token}."
     while pins:
         path = pins.pop()
-        if pid == os.getpid():
+        if path.name.startswith(mine):
             path.unlink(missing_ok=True)

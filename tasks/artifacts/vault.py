@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import logging
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,8 @@ from tasks.artifacts.durable import Scratch
 from tasks.artifacts.layout import Layout
 from tasks.artifacts.ledger import Ledger
 from tasks.artifacts.names import Names
-from tasks.artifacts.objects import Fault, Objects
+from tasks.artifacts.objects import Objects
 from tasks.artifacts.pins import Pins
-from tasks.errors import ArtifactCorrupt
 
 _log = logging.getLogger("enginehouse.artifacts")
 
@@ -71,16 +70,6 @@ class Vault:
     def now(self) -> str:
         """The time, as records hold it."""
         return self.clock().isoformat(timespec="microseconds")
-
-    def corrupt(self, faults: Iterable[Fault]) -> ArtifactCorrupt:
-        """The error for damage that was found, with all that depends on it."""
-        from tasks.artifacts.graph import Graph  # noqa: PLC0415 - the graph is read with the vault's own parts
-
-        found = list(faults)
-        graph = Graph.read(self)
-        dependents = sorted({name for fault in found for name in graph.dependents(fault)})
-        lines = "\n".join(str(fault) for fault in found)
-        return ArtifactCorrupt(f"{lines}\nrun the pipeline again: what is missing is built anew", dependents=dependents)
 
 
 def _utc_now() -> datetime:

@@ -89,8 +89,8 @@ class Train(Settings):
     """Passes over the training data."""
     batch_size: Keyed[PositiveInt] = 64
     """Samples in one step over all processes together; a multiple of `nnodes * nproc_per_node`."""
-    learning_rate: Keyed[Annotated[float, Field(gt=0)]] = 1e-3
-    """The optimizer's step, where the recipe does not bring its own optimizer."""
+    learning_rate: Keyed[Annotated[float, Field(gt=0)] | None] = None
+    """The step of the built-in AdamW, 1e-3 if left out. Leave it out where the recipe brings its own optimizer."""
     seed: Keyed[Annotated[int, Field(ge=0, lt=2**32)]] = 0
     """Seeds weights, order and augmentation. The same seed gives the same weights."""
     num_threads: Keyed[PositiveInt] = 1

@@ -121,7 +121,8 @@ class EpochMetrics(TypedDict):
     """Optimizer steps done so far."""
     train_loss: float
     """Mean over all training samples, each counted once, as they were seen during the epoch."""
-    validation_loss: float
+    validation_loss: float | None
+    """None where it is not finite."""
     validation: dict[str, float | None]
     """The recipe's metric on the validation data; None where it is not finite."""
 
@@ -221,6 +222,8 @@ class EvaluateJob(TypedDict):
     write_golden: NotRequired[bool]
     compare_golden: NotRequired[str | None]
     """A `golden.safetensors` whose inputs this runtime shall answer too."""
+    rtol: NotRequired[float]
+    """Of `compare_golden`, 1e-4 unless given; see `GoldenDifference.beyond_rtol`."""
     metric: NotRequired[bool]
     """False leaves the data set alone: only golden examples are written or compared. True unless given."""
     threads: NotRequired[int]
@@ -228,10 +231,11 @@ class EvaluateJob(TypedDict):
 
 class GoldenDifference(TypedDict):
     max_abs_difference: float
-    """Over all outputs and elements; what a parity gate reads. Infinite differences and wrong shapes are failures."""
+    """Over all outputs and elements. An answer that is not finite or of another shape is a failure instead."""
+    beyond_rtol: float
+    """The largest |got - golden| - rtol * |golden|, not below 0: what a parity gate compares with its `atol`."""
     outputs: dict[str, float]
-    max_excess: dict[str, float]
-    """Per output max(|got - golden| / (1 + |golden|)): near 0 where both tolerances would be met."""
+    """Largest absolute difference per output."""
     rows: int
 
 

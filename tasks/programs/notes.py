@@ -17,14 +17,14 @@ BETWEEN_LINES = 0.1
 
 
 class Progress:
-    """Prints how far the work is, at most ten times a second; the first and the last word are always said."""
+    """Prints how far the work is, no two lines within `every` seconds; the first and the last are always printed."""
 
-    def __init__(self, total: int, *, silent: bool = False) -> None:
-        self.total, self._silent, self._last = total, silent, -1.0
+    def __init__(self, total: int, *, silent: bool = False, every: float = BETWEEN_LINES) -> None:
+        self.total, self._silent, self._every, self._last = total, silent, every, -every
 
     def __call__(self, done: int, text: str, metrics: Mapping[str, float | None] | None = None) -> None:
         now = time.monotonic()
-        if self._silent or (done < self.total and now - self._last < BETWEEN_LINES):
+        if self._silent or (done < self.total and now - self._last < self._every):
             return
         self._last = now
         known = {name: value for name, value in (metrics or {}).items() if value is not None}

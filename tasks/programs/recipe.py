@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from .failures import Place, ProgramFailed, names, nearest, users_code
+from .failures import Place, ProgramFailed, names, nearest, users_code, users_failure
 from .user_imports import load_file, put_first
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -177,6 +177,14 @@ class Recipe:
             raw = model(**inputs)
         return self.named(raw)
 
+    @torch.no_grad()
+    def output_names(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """The outputs' names in the order in which forward returns them, which for a dict is the dict's."""
+        with users_code(f"{self.name}'s model", self.folder):
+            raw = model(**inputs)
+        self.named(raw)
+        return tuple(map(str, raw)) if isinstance(raw, Mapping) else self.outputs
+
     def named(self, raw: Any) -> dict[str, Tensor]:
         """What forward returned, by the names that the recipe declares, in their order."""
         if isinstance(raw, Mapping):
@@ -289,7 +297,7 @@ def load_recipe(reference: str) -> Recipe:
             where=str(file),
         )
     put_first(file.parent)
-    with users_code(f"importing {file.name}", file.parent, hint=None):
+    with users_code(f"importing {file.name}", file.parent):
         module = loaded or _load(file)
     user_class = getattr(module, name, None)
     if not isinstance(user_class, type):
@@ -313,8 +321,6 @@ def _load(file: Path) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None:
             raise
-        from .failures import users_failure  # noqa: PLC0415
-
         beside = nearest(error.name, (other.stem for other in file.parent.glob("*.py") if other != file))
         hint = beside or f"install it into this environment, or put {error.name}.py beside {file.name}"
         raise users_failure(error, f"importing {file.name}", file.parent, hint=hint) from error

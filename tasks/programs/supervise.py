@@ -44,18 +44,18 @@ def main() -> None:
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
     order = read_order(control)
-    if order is None:
-        return
     began = time.monotonic()
     kills = oom_kills()
     wake = wake_on_signals()
-    cause, code, left = "could not start", None, []
-    child, error = start(order, libc)
+    cause, code, child, error, left = "cancelled", None, None, None, []
+    if order is not None:
+        cause = "could not start"
+        child, error = start(order, libc)
     # From here on only the child and its descendants hold the output, so its end is theirs.
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    if child is not None:
+    if order is not None and child is not None:
         children = Children(child)
         deadline = None if order.timeout is None else began + order.timeout
         cause = watch(children, control=control, wake=wake, parent=parent, deadline=deadline)
@@ -84,14 +84,15 @@ class Order:
 
 
 def read_order(control: int) -> Order | None:
-    """The order, or None where the parent went away before it was complete."""
+    """The order, or None where the parent has given it up before the child was started."""
     data = b""
-    while not data.endswith(b"\n"):
+    while b"\n" not in data:
         part = os.read(control, 1 << 16)
         if not part:
             return None
         data += part
-    return Order(**json.loads(data))
+    line, _, more = data.partition(b"\n")
+    return None if more else Order(**json.loads(line))
 
 
 def wake_on_signals() -> int:

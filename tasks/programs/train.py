@@ -215,7 +215,7 @@ class Training:
         )
 
     @torch.no_grad()
-    def validate(self) -> tuple[float, dict[str, float | None]]:
+    def validate(self) -> tuple[float | None, dict[str, float | None]]:
         """Mean loss, and the recipe's metric, on the validation data; the leading rank feeds it in the data's order."""
         self.model.eval()
         metric = self.recipe.metric()
@@ -236,10 +236,7 @@ class Training:
                     self.recipe.update(metric, arrays, targets)
         (loss_sum,) = self.world.sum(loss_sum)
         numbers = self.recipe.result(metric) if self.world.leads else {}
-        return (
-            loss_sum / len(self.validation_data),
-            {name: value if math.isfinite(value) else None for name, value in numbers.items()},
-        )
+        return finite(loss_sum / len(self.validation_data)), {name: finite(v) for name, v in numbers.items()}
 
     def plan(self, order: Any) -> list[Share]:
         return shares(
@@ -260,9 +257,9 @@ class Training:
     def summary(self, history: list[EpochMetrics]) -> TrainMetrics:
         last = history[-1]
         flat = {"train_loss": last["train_loss"], "validation_loss": last["validation_loss"]}
-        flat |= {f"validation_{name}": value for name, value in last["validation"].items() if value is not None}
+        flat |= {f"validation_{name}": value for name, value in last["validation"].items()}
         return {
-            "metrics": flat,
+            "metrics": {name: value for name, value in flat.items() if value is not None},
             "history": history,
             "world_size": self.world.size,
             "samples": {"train": len(self.train_data), "validation": len(self.validation_data)},
@@ -287,6 +284,11 @@ def rehearse(
     metric = recipe.metric()
     recipe.update(metric, to_arrays(outputs), map_tensors(to_array, batch.targets))
     recipe.result(metric)
+
+
+def finite(value: float) -> float | None:
+    """JSON has no nan; early in training a metric may well be one."""
+    return value if math.isfinite(value) else None
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

@@ -40,8 +40,8 @@ def load_weights(model: nn.Module, path: Path, *, kind: FailureKind) -> None:
     expected = model.state_dict()
     if not given.keys() <= expected.keys():
         given = _without_prefixes(given, expected)
-    aliases = _tied(expected)
-    missing = [n for n in expected if n not in given and not any(other in given for other in aliases[n])]
+    given |= _from_tied(given, expected)
+    missing = [n for n in expected if n not in given]
     extra = [n for n in given if n not in expected]
     shapes = [
         f"{n} is {list(given[n].shape)} in the file and {list(expected[n].shape)} in the model"
@@ -50,18 +50,13 @@ def load_weights(model: nn.Module, path: Path, *, kind: FailureKind) -> None:
     ]
     if missing or extra or shapes:
         lines = [f"{path.name} does not fit the recipe's model"]
-        lines += _listed("the file lacks", missing)
-        lines += _listed("the model has no", extra)
+        lines += _listed("the file lacks ", missing)
+        lines += _listed("the model has no ", extra)
         lines += _listed("", shapes)
         near = nearest(missing[0], extra) if missing and extra else None
         cause = "the weights were made by another version of the model's code; train again"
         raise ProgramFailed(kind, "\n".join(lines), hint=near or cause, where=str(path))
-    model.load_state_dict(given, strict=not aliases_only(given, expected))
-
-
-def aliases_only(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    """Whether a file holds tied tensors under one of their names only, as safetensors' `save_model` writes them."""
-    return len(given) < len(expected)
+    model.load_state_dict(given, strict=True)
 
 
 def read_weights(path: Path, *, kind: FailureKind) -> dict[str, Tensor]:
@@ -88,18 +83,23 @@ def _without_prefixes(given: dict[str, Tensor], expected: Mapping[str, Tensor]) 
     return {name if name in expected else plain_name(name): value for name, value in given.items()}
 
 
-def _tied(state: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """For each name the others under which the very same tensor is found."""
-    by_place: dict[tuple[int, ...], list[str]] = {}
-    for name, value in state.items():
-        by_place.setdefault((value.data_ptr(), value.numel(), *value.shape, *value.stride()), []).append(name)
+def _from_tied(given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is missing but is one tensor with something given: safetensors' `save_model` writes one of several names."""
+    by_place: dict[tuple[int, ...], Tensor] = {}
+    for name, value in expected.items():
+        if name in given and value.numel():
+            by_place[_place(value)] = given[name]
     return {
-        name: [other for other in group if other != name and state[name].numel()]
-        for group in by_place.values()
-        for name in group
+        name: by_place[_place(value)]
+        for name, value in expected.items()
+        if name not in given and value.numel() and _place(value) in by_place
     }
+
+
+def _place(value: Tensor) -> tuple[int, ...]:
+    return (value.data_ptr(), *value.shape, *value.stride())
 
 
 def _listed(what: str, found: list[str]) -> list[str]:
     more = [f"  … and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return [f"  {what} {name}".replace("   ", "  ") for name in found[:SHOWN]] + more
+    return [f"  {what}{name}" for name in found[:SHOWN]] + more

@@ -111,6 +111,12 @@ class Supervised:
         running.add(self)
 
     @property
+    def pid(self) -> int:
+        """The supervisor's: it lives exactly as long as any descendant of the child."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def output(self) -> IO[bytes]:
         """stdout and stderr, merged; at its end when the child and all its descendants have closed it."""
         assert self._process is not None

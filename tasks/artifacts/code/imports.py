@@ -40,7 +40,8 @@ class Closure:
         """The files and the distributions."""
         distributions: dict[str, str | None] = {}
         for module in sorted(self.external):
-            distributions.update(self.installed.owners(module) or {module.partition(".")[0]: None})
+            found = self.installed.owners(module)
+            distributions |= found or dict.fromkeys([module.partition(".")[0]])
         return {**dict(sorted(self.files.items())), "distributions": distributions}
 
     def follow(self, nodes: Iterable[ast.AST], file: str, *, package: str) -> None:
