@@ -37,12 +37,18 @@ class Selection:
     """Stages that are built anew though the store has their product."""
 
     def __post_init__(self) -> None:
-        for option, name in (("--from", self.start), ("--until", self.until), *(("--rebuild", r) for r in self.rebuild)):
+        for option, name in (
+            ("--from", self.start),
+            ("--until", self.until),
+            *(("--rebuild", r) for r in self.rebuild),
+        ):
             allowed = STAGES if option == "--until" else tuple(stage.name for stage in KEYED)
             if name is not None and name not in allowed:
                 raise ConfigError(f"{option}: no stage {name!r} to name here; expected one of {', '.join(allowed)}")
         if self.start and self.until and STAGES.index(self.until) < STAGES.index(self.start):
-            raise ConfigError(f"--from {self.start} --until {self.until}: the chain runs from {STAGES[0]} to {STAGES[-1]}")
+            raise ConfigError(
+                f"--from {self.start} --until {self.until}: the chain runs from {STAGES[0]} to {STAGES[-1]}"
+            )
 
     def covers(self, stage: str) -> bool:
         """Whether the stage is part of the run; one before `start` is, as something taken from the store."""
@@ -119,8 +125,9 @@ def survey(job: Job) -> list[Prospect]:
 
 def _prospect(stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef]) -> Prospect:
     if job.selection.takes(stage.name):
-        ref = taken(stage, job)
-        return Prospect(stage=stage.name, state="hit", artifact=ref, reasons=["taken as it was last built (--from)"])
+        return Prospect(
+            stage=stage.name, state="hit", artifact=taken(stage, job), reasons=["taken as it was last built (--from)"]
+        )
     if not all(name in products for name in stage.materials):
         work = Path("<work>") / stage.name
         folders = {
@@ -129,10 +136,10 @@ def _prospect(stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef]) 
         steps = stage.steps(Site(pipeline=job.pipeline, materials=folders, work=work))
         return Prospect(stage=stage.name, state="pending", commands=[step.argv for step in steps])
     key = key_of(stage, job.pipeline, job.identity, products)
-    ref = job.store.peek(key, pipeline=job.pipeline.name)
+    found = job.store.peek(key, pipeline=job.pipeline.name)
     rebuilt = stage.name in job.selection.rebuild
-    if ref is not None and not rebuilt:
-        return Prospect(stage=stage.name, state="hit", artifact=ref)
+    if found is not None and not rebuilt:
+        return Prospect(stage=stage.name, state="hit", artifact=found)
     folders = {name: job.store.path(products[name]) for name in stage.materials}
     steps = stage.steps(Site(pipeline=job.pipeline, materials=folders, work=job.store.work_folder(key)))
     # With --rebuild the product is expected to be the same, but what follows is decided when it is there.
@@ -181,5 +188,3 @@ def run_stage(stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef], 
         )
     listener({"type": "stage_ended", **outcome.to_json()})
     return outcome
-
-

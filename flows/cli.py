@@ -1,6 +1,7 @@
 """The command `enginehouse`; the only place that exits."""
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from flows.report import report_of
 from tasks import validate
 from tasks.artifacts.record import ArtifactRef
 from tasks.artifacts.store import ArtifactStore
-from tasks.errors import CommandFailed, ConfigError, EnginehouseError
+from tasks.errors import ArtifactCorrupt, CommandFailed, ConfigError, EnginehouseError
 from tasks.events import Event, Listener, note
 from tasks.gates import metric_gates, require
 from tasks.home import Home, find_home
@@ -72,7 +73,9 @@ Until = Annotated[str | None, Parameter(name="--until", help="Stop after this st
 Rebuild = Annotated[
     Sequence[str],
     Parameter(
-        name="--rebuild", negative=(), help="Build this stage anew and compare it with what the store has. May be repeated."
+        name="--rebuild",
+        negative=(),
+        help="Build this stage anew and compare it with what the store has. May be repeated.",
     ),
 ]
 HomeFolder = Annotated[
@@ -137,7 +140,9 @@ def _unchanged(job: Job) -> dict[str, Any] | None:
         return None
     gates += metric_gates(job.pipeline.gates, served.release.metrics)
     require(gates, consequence="the model that is served does not pass any more; it goes on serving")
-    outcomes += [Outcome(stage=name, state="reused", artifact=None, seconds=0) for name in ("verify", "publish", "deploy")]
+    outcomes += [
+        Outcome(stage=name, state="reused", artifact=None, seconds=0) for name in ("verify", "publish", "deploy")
+    ]
     return report_of(job, outcomes, products, gates, served=served)
 
 
@@ -215,11 +220,18 @@ def _release_prospects(job: Job, products: Mapping[str, ArtifactRef]) -> list[di
 
     def prospects(state: str, actions: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         return [
-            {"stage": name, "state": state, "artifact": None, "reasons": [], "commands": [], "actions": list(actions[name])}
+            {
+                "stage": name,
+                "state": state,
+                "artifact": None,
+                "reasons": [],
+                "commands": [],
+                "actions": list(actions[name]),
+            }
             for name in names
         ]
 
-    nothing: dict[str, Sequence[str]] = {name: () for name in names}
+    nothing: dict[str, Sequence[str]] = dict.fromkeys(names, ())
     if len(products) < len(KEYED):
         return prospects("pending", nothing)
     proposal = propose(job, products)
@@ -308,12 +320,14 @@ def artifacts_show(
         return
     out.print(f"[bold]{ref}[/]  {ref.content}")
     out.print(f"built {record.started} to {record.finished} by {record.actor}")
-    out.print(show.rows(["file", "size", "digest"], [[f.path, show.size(f.size), str(f.digest)] for f in content.files]))
+    out.print(
+        show.rows(["file", "size", "digest"], [[f.path, show.size(f.size), str(f.digest)] for f in content.files])
+    )
     if record.materials:
         out.print(show.rows(["material", "content"], [[n, str(m.content)] for n, m in record.materials.items()]))
     for argv in record.commands:
-        out.print(f"$ {command.quoted(argv)}", style="dim", soft_wrap=True)
-    out.print_json(data={"key": shown["record"]["key"], "metrics": record.metrics, "details": record.details})
+        out.print(f"$ {shlex.join(argv)}", style="dim", soft_wrap=True)
+    out.print_json(data={"key": record.to_json()["key"], "metrics": dict(record.metrics), "details": record.details})
 
 
 @artifacts.command(name="lineage")
@@ -340,11 +354,11 @@ def artifacts_verify(*, home: HomeFolder = None, as_json: Json = False) -> None:
     with show.Bytes(err) as progress:
         corrupt = store.verify(on_progress=progress)
     if as_json:
-        _print_json([c.to_json() for c in corrupt])
+        _print_json([{"what": c.what, "problem": c.problem, "dependents": list(c.dependents)} for c in corrupt])
     for found in corrupt:
-        err.print(f"[red]corrupt[/] {found.what}: {found.problem}; needed by {', '.join(found.dependents) or 'nothing'}")
+        err.print(f"[red]corrupt[/] {found}", soft_wrap=True)
     if corrupt:
-        sys.exit(7)
+        sys.exit(ArtifactCorrupt.exit_status)
     if not as_json:
         out.print("every stored byte is as it was stored")
 
@@ -360,10 +374,13 @@ def artifacts_gc(
     """Remove what no release, no alias and none of the latest builds needs."""
     garbage = _store(home).gc(dry_run=dry_run, keep=keep)
     if as_json:
-        _print_json(garbage.to_json())
+        shown = {"names": garbage.names, "records": garbage.records, "objects": garbage.objects, "works": garbage.works}
+        _print_json(
+            {"bytes": garbage.bytes, **{title: [str(item) for item in items] for title, items in shown.items()}}
+        )
         return
     for name in garbage.names:
-        out.print(name)
+        out.print(str(name))
     verb = "would remove" if dry_run else "removed"
     out.print(
         f"{verb} {len(garbage.records)} records, {len(garbage.objects)} objects and {len(garbage.works)} work folders: "
@@ -430,7 +447,9 @@ def serve_stop(
 
     running = {record.name: record for record in servers(_home(home))}
     if unknown := [name for name in names if name not in running]:
-        raise ConfigError(f"no server runs under the name {', '.join(unknown)}; running: {', '.join(running) or 'none'}")
+        raise ConfigError(
+            f"no server runs under the name {', '.join(unknown)}; running: {', '.join(running) or 'none'}"
+        )
     stopped = [record for name, record in running.items() if not names or name in names]
     for record in stopped:
         triton.stop(record)

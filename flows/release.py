@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from flows.chain import Job
 from tasks import deploy, evaluation, publish, validate, verify
@@ -21,7 +21,6 @@ RELEASED_FROM = ("engine", "triton_config", "validate")
 """The stages whose products a release is made of."""
 
 T = TypeVar("T")
-Call = Callable[[str, Callable[[], T]], T]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +131,7 @@ def run_release(
     def stage(name: str, work: Callable[[], tuple[str, T]]) -> T:
         listener({"type": "stage_started", "stage": name, "why": ""})
         started = time.monotonic()
-        state, result = call(name, work)
+        state, result = cast("tuple[str, T]", call(name, work))
         outcome = Outcome(stage=name, state=state, artifact=None, seconds=time.monotonic() - started)
         outcomes.append(outcome)
         listener({"type": "stage_ended", **outcome.to_json()})

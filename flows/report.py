@@ -72,13 +72,24 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines += _table(
             ["gate", "runtime", "measured", "allowed", ""],
             [
-                [g["gate"], g["runtime"], f"{g['measured']:.6g}", g["allowed"], "passed" if g["passed"] else "**failed**"]
+                [
+                    g["gate"],
+                    g["runtime"],
+                    f"{g['measured']:.6g}",
+                    g["allowed"],
+                    "passed" if g["passed"] else "**failed**",
+                ]
                 for g in report["gates"]
             ],
         )
     if report["release"] is not None:
         release = report["release"]
-        lines += ["", "## Release", "", f"`{release['name']}`: model `{release['model']}`, version {release['version']}"]
+        lines += [
+            "",
+            "## Release",
+            "",
+            f"`{release['name']}`: model `{release['model']}`, version {release['version']}",
+        ]
         lines += [f"in `{release['repository']}`"]
     if report["served"] is not None:
         served = report["served"]

@@ -140,19 +140,14 @@ class RunView:
         return row
 
 
-def _stage_line(event: Mapping[str, Any]) -> Table:
-    row = Table.grid(padding=(0, 1))
-    for width in (14, 10, 30, 12):
-        row.add_column(min_width=width)
-    row.add_column()
-    row.add_row(
-        Text(event["stage"], style="bold"),
-        styled(event["state"]),
-        Text(event["artifact"] or ""),
-        Text(duration(event["seconds"]), style="dim"),
-        Text(metrics_text(event["metrics"]), style="dim"),
-    )
-    return row
+def _stage_line(event: Mapping[str, Any]) -> Text:
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"{event['stage']:<14} ", "bold")
+    line.append(f"{event['state']:<10} ", _STATE_STYLE.get(event["state"], ""))
+    line.append(f"{event['artifact'] or '':<26} ")
+    line.append(f"{duration(event['seconds']):>12}  ", "dim")
+    line.append(metrics_text(event["metrics"]), "dim")
+    return line
 
 
 def summary(report: Mapping[str, Any]) -> RenderableType:
@@ -234,11 +229,24 @@ def rows(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
 
 
 def lineage_tree(node: Mapping[str, Any]) -> Tree:
-    """Materials above each artifact, as an indented tree."""
-    tree = Tree(Text.assemble((str(node["artifact"]), "bold"), f"  {node['content'][:19]}"))
-    for child in node["materials"]:
-        tree.add(lineage_tree(child))
+    """What an artifact was made of, as an indented tree, and below it what was made of it."""
+    tree = Tree(_lineage_label(node))
+    _grow(tree, node)
     return tree
+
+
+def _grow(tree: Tree, node: Mapping[str, Any]) -> None:
+    for child in node["materials"].values():
+        _grow(tree.add(_lineage_label(child)), child)
+    if node["dependents"]:
+        made = tree.add(Text("made of it:", style="dim"))
+        for child in node["dependents"]:
+            _grow(made.add(_lineage_label(child)), child)
+
+
+def _lineage_label(node: Mapping[str, Any]) -> Text:
+    name = ", ".join(node["names"]) or f"{node['stage'] or 'removed'} {node['record'][7:19]}"
+    return Text.assemble((name, "bold"), (f"  {node['content'][:19]}", "dim"))
 
 
 def card(values: Mapping[str, Any]) -> RenderableType:

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,7 +55,7 @@ def train_to_deploy(
     outcomes: list[Outcome] = []
     for stage in KEYED:
         if job.selection.covers(stage.name):
-            outcome = _as_task(stage.name, lambda stage=stage: run_stage(stage, job, products, listener))
+            outcome: Outcome = _as_task(stage.name, partial(run_stage, stage, job, products, listener))
             assert outcome.artifact is not None
             products[stage.name] = outcome.artifact
             outcomes.append(outcome)
@@ -84,7 +85,10 @@ def check_tools(job: Job) -> None:
 
 def _as_task(name: str, work: Callable[[], Any]) -> Any:
     # Our store answers what is built already; Prefect's cache cannot see into what a stage depends on.
-    return task(work, name=name, cache_policy=NO_CACHE, persist_result=False)()
+    def run() -> Any:
+        return work()
+
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False)(run)()
 
 
 def _told_to(logger: Any, local: Listener) -> Listener:
@@ -110,12 +114,17 @@ def _publish_report(report: dict[str, Any]) -> None:
     key = re.sub(r"[^a-z0-9]+", "-", report["pipeline"].lower()).strip("-")
     create_table_artifact(
         key=f"{key}-stages",
-        table=[{name: str(row[name] or "") for name in ("stage", "state", "artifact", "seconds")} for row in report["stages"]],
+        table=[
+            {name: str(row[name] or "") for name in ("stage", "state", "artifact", "seconds")}
+            for row in report["stages"]
+        ],
         description="What each stage of the run did.",
     )
     create_table_artifact(
         key=f"{key}-metrics",
-        table=[{"metric": name, **{r: f"{v:.6f}" for r, v in values.items()}} for name, values in report["metrics"].items()],
+        table=[
+            {"metric": name, **{r: f"{v:.6f}" for r, v in values.items()}} for name, values in report["metrics"].items()
+        ],
         description="The recipe's metric on the test data, per runtime.",
     )
     create_markdown_artifact(key=f"{key}-report", markdown=markdown(report), description="The run's report.")

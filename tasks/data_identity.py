@@ -41,7 +41,7 @@ def data_identity(pipeline: Pipeline, hash_file: HashFile) -> dict[str, dict[str
     return found
 
 
-class _Unknown(Exception):  # noqa: N818 -- carries a problem to where its field's full name is known
+class _Unknown(Exception):
     def __init__(self, field: str, message: str, mend: str | None) -> None:
         self.field, self.message, self.mend = field, message, mend
         super().__init__(message)

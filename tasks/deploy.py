@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tasks.artifacts.digest import Digest, digest_of
 from tasks.artifacts.record import ArtifactRef
@@ -65,7 +65,12 @@ def recorded_release(
     if {name: m.content for name, m in record.materials.items()} != {n: r.content for n, r in products.items()}:
         return None
     ref = store.resolve(f"{pipeline.name}/{RELEASE}")
-    return Release(ref=ref, model=candidate.model, version=candidate.version, metrics=record.details["metrics"])
+    return Release(
+        ref=ref,
+        model=candidate.model,
+        version=candidate.version,
+        metrics=cast("Mapping[str, Mapping[str, float]]", record.details["metrics"]),
+    )
 
 
 def settled(candidate: Candidate, *, target: DeployTarget) -> Sequence[Replica] | None:
@@ -102,7 +107,9 @@ def move(
             if disagreements(replica.address, candidate):
                 clear_leftovers(folder)
                 moved.append(replica)
-                triton_client.load(replica.address, candidate.model, config_text=candidate.config)
+                triton_client.load(
+                    replica.address, candidate.model, config_text=candidate.config, log=replica.log
+                )
             with tempfile.TemporaryDirectory() as work:
                 verification = verify_server(
                     replica.address,
@@ -126,7 +133,7 @@ def _move_back(replica: Replica, model: str, committed: str | None, listener: Li
         if committed is None:
             triton_client.unload(replica.address, model)
         else:
-            triton_client.load(replica.address, model, config_text=committed)
+            triton_client.load(replica.address, model, config_text=committed, log=replica.log)
     except EnginehouseError as error:  # the first failure is the one to report; this one is told beside it
         note(listener, f"{replica.address.http_url} could not be moved back to the champion: {error}")
     else:
@@ -180,7 +187,7 @@ def _config_digest(candidate: Candidate) -> Digest:
 def used_versions(store: ArtifactStore, pipeline: Pipeline) -> frozenset[int]:
     """Return the version numbers that releases into this repository have used; none is ever used again."""
     return frozenset(
-        record.details["version"]
+        cast("int", record.details["version"])
         for _, record in store.list(pipeline.name, RELEASE)
         if record.details["repository"] == str(pipeline.repository.resolve())
     )

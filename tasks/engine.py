@@ -7,7 +7,7 @@ from tasks.engines import kind_of
 from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step
 
 
-def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
+def _parts(pipeline: Pipeline, _identity: Identity) -> KeyParts:
     return kind_of(pipeline).parts(pipeline)
 
 

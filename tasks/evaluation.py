@@ -27,7 +27,7 @@ def job(pipeline: Pipeline) -> dict[str, Any]:
         "recipe": recipe_spec(pipeline),
         **tensors(pipeline),
         "batch_size": BATCH_SIZE,
-        "parity": as_json(pipeline.gates.parity),
+        "rtol": pipeline.gates.parity.rtol,
     }
 
 

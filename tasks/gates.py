@@ -35,7 +35,7 @@ def metric_gates(gates: Gates, metrics: Metrics) -> list[GateResult]:
 
 
 def parity_gate(gates: Gates, runtime: str, golden: Mapping[str, float]) -> GateResult:
-    """Judge a comparison with PyTorch's golden answers: per element `|got - golden| <= atol + rtol * |golden|`.
+    """Judge a comparison with PyTorch's golden answers: `|got - golden| - rtol * |golden| <= atol` for each element.
 
     `golden` is the `GoldenDifference` of an evaluation (tasks/programs/jobs.py).
     """
@@ -43,13 +43,15 @@ def parity_gate(gates: Gates, runtime: str, golden: Mapping[str, float]) -> Gate
     return GateResult(
         gate="parity",
         runtime=runtime,
-        measured=golden["max_abs_difference"],
-        allowed=f"<= {parity.atol:g} + {parity.rtol:g} * |expected|",
-        passed=bool(golden["within"]),
+        measured=golden["beyond_rtol"],
+        allowed=f"<= {parity.atol:g} (beyond {parity.rtol:g} of the expected value)",
+        passed=golden["beyond_rtol"] <= parity.atol,
     )
 
 
-def served_gates(gates: Gates, runtime: str, expected: Mapping[str, float], served: Mapping[str, float]) -> list[GateResult]:
+def served_gates(
+    gates: Gates, runtime: str, expected: Mapping[str, float], served: Mapping[str, float]
+) -> list[GateResult]:
     """Judge how far each metric on a server lies from the one on PyTorch, whether it has bounds or not."""
     return [
         GateResult(

@@ -12,7 +12,7 @@ TEMPLATE = Path(__file__).parent / "template"
 FILES = {
     "pipeline.yaml": "pipeline.yaml",
     "recipe.py": "recipe.py",
-    "test_recipe.py": "test_recipe.py",
+    "test_recipe.py": "test_recipe.py.txt",  # it imports a module `recipe`, which is there only beside the recipe
     "README.md": "README.md",
     ".gitignore": "gitignore",  # without its dot, so that it means nothing to this repository's tools
 }

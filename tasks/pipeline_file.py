@@ -27,14 +27,14 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Pipeline:
     file = Path(file).absolute()
     text = read_yaml(_read(file), file)
     if text.value is None and text.problems:
-        raise ConfigError(*text.problems)
+        raise ConfigError(*(problem for _, problem in text.problems))
     if text.value is None:
         raise ConfigError(Problem("is empty, expected at least name, recipe, data and inputs", file=file))
     if not isinstance(text.value, dict):
         raise ConfigError(Problem(f"expected fields such as `name: digits`, got {shown(text.value)}", file=file))
     override(text, overrides)
 
-    problems = list(text.problems)
+    problems = [problem for _, problem in text.problems]
     pipeline: Pipeline | None = None
     try:
         pipeline = Pipeline.model_validate(text.value, context={"source": file})
@@ -73,7 +73,7 @@ def _near(file: Path) -> str | None:
 
 def _refused(place: tuple[str | int, ...], text: YamlText) -> bool:
     """Whether the YAML reader has said already what is wrong at or above this place."""
-    return any(place[:end] in text.refused for end in range(len(place) + 1))
+    return any(place[: len(refused)] == refused for refused, _ in text.problems)
 
 
 def _recipe_problems(text: YamlText, file: Path) -> list[Problem]:

@@ -17,9 +17,9 @@ from tasks.toolchain import command, triton_client
 from tasks.toolchain.config_pbtxt import listed_versions, messages, parse
 from tasks.toolchain.triton_client import Address
 
-_COMPARED = ("name", "max_batch_size", "version_policy", "input", "output", "dynamic_batching")
-"""The fields of a config that a server reports as they were written; it fills in others (`instance_group`'s names,
-`backend`, `optimization`)."""
+_COMPARED = ("name", "max_batch_size", "input", "output", "dynamic_batching")
+"""The fields of a config that a server reports as they are in force. Others it fills in (`instance_group`'s names,
+`backend`, `optimization`), and a version that stays loaded keeps the `version_policy` of its own load."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,9 @@ def verify_server(
     something else, `GateFailed` when it serves it worse than allowed.
     """
     if found := disagreements(address, candidate):
-        raise NotReady(f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found))
+        raise NotReady(
+            f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found)
+        )
     step = program_step(
         Site(pipeline=pipeline, materials={}, work=work),
         "evaluate",
@@ -108,6 +110,7 @@ def verify_server(
         job=evaluation.job(pipeline)
         | {
             "runtime": "triton",
+            "batch_size": min(evaluation.BATCH_SIZE, pipeline.serve.max_batch_size or evaluation.BATCH_SIZE),
             "triton": {"url": address.grpc_url, "model": candidate.model, "version": candidate.version},
             "compare_golden": evaluation.golden_file(candidate.validation),
         },

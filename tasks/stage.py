@@ -129,9 +129,7 @@ class Outcome:
         }
 
 
-def key_of(
-    stage: KeyedStage, pipeline: Pipeline, identity: Identity, materials: Mapping[str, ArtifactRef]
-) -> StageKey:
+def key_of(stage: KeyedStage, pipeline: Pipeline, identity: Identity, materials: Mapping[str, ArtifactRef]) -> StageKey:
     """Return the key under which the store knows the stage's product.
 
     >>> # materials enter by their content: a stage that rebuilds to the same bytes stops the rebuilding there

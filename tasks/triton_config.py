@@ -96,7 +96,7 @@ def model_config(
 
     `platform` is `onnxruntime_onnx` or `tensorrt_plan`; `shapes` are the pipeline's declared axes. With
     `max_batch_size` above 0 the leading `batch` axis is Triton's own and leaves the dims; any other named axis becomes
-    -1. A tensor without further axes gets dims [1] and a reshape, since Triton has no tensor without axes.
+    -1. A tensor with no axis but `batch` gets dims [1] and a reshape, since Triton's dims cannot be empty.
 
     Raises:
         ConfigError: with every problem found: a tensor that has no batch axis in front, or a type, that Triton could
@@ -155,6 +155,8 @@ def _fill(target: Any, tensor: Tensor, kind: str, max_batch_size: int) -> list[P
                 )
             )
         axes = axes[1:]
+    elif not axes:
+        problems.append(Problem(f"{what} has no axis, and Triton has no such tensor", hint="give it an axis of size 1"))
     target.name = tensor.name
     if tensor.dtype in TRITON_TYPES:
         target.data_type = messages().DataType.Value(TRITON_TYPES[tensor.dtype])
@@ -172,12 +174,12 @@ def _fill(target: Any, tensor: Tensor, kind: str, max_batch_size: int) -> list[P
     return problems
 
 
-def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
+def _parts(pipeline: Pipeline, _identity: Identity) -> KeyParts:
     platform = kind_of(pipeline).platform
     return KeyParts(config={"model": pipeline.model, "platform": platform, "serve": keyed(pipeline.serve)})
 
 
-def _steps(site: Site) -> tuple[Step, ...]:
+def _steps(_site: Site) -> tuple[Step, ...]:
     return ()
 
 
@@ -185,7 +187,7 @@ def _collect(site: Site) -> Built:
     text = model_config(
         model=site.pipeline.model,
         platform=kind_of(site.pipeline).platform,
-        signature=Signature.from_json(read_json(site.materials["export"] / "signature.json")),
+        signature=Signature.from_json(read_json(site.materials["engine"] / "signature.json")),
         serve=site.pipeline.serve,
         shapes=site.pipeline.shapes,
     )
@@ -198,7 +200,7 @@ STAGE = KeyedStage(
     name="triton_config",
     version=1,  # also when the header of the text changes: it is part of the bytes
     reproducible=True,
-    materials=("export",),
+    materials=("engine",),
     parts=_parts,
     steps=_steps,
     collect=_collect,

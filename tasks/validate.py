@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import evaluation
-from tasks.config import Pipeline, as_json
+from tasks.config import Pipeline
 from tasks.engines import kind_of
 from tasks.errors import GateResult
 from tasks.gates import metric_gates, parity_gate
@@ -23,7 +23,11 @@ RUNTIMES = ("pytorch", "onnx", "engine")
 
 def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
     return KeyParts(
-        config={**evaluation.tensors(pipeline), "batch_size": evaluation.BATCH_SIZE, "parity": as_json(pipeline.gates.parity)},
+        config={
+            **evaluation.tensors(pipeline),
+            "batch_size": evaluation.BATCH_SIZE,
+            "rtol": pipeline.gates.parity.rtol,
+        },
         code={"recipe": identity.code.train, "metric": identity.code.metric},
         data=identity.data,
         environment=probe.environment(["torch", "onnxruntime", "numpy"]),

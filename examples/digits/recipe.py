@@ -6,16 +6,16 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import Dataset
 
+SHARES = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0)}
+
 
 class Images(Dataset):
     """One split. The shuffle is fixed, so that a test image is one in every run."""
 
-    SHARES = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0)}
-
     def __init__(self, split):
         digits = load_digits()
         order = np.random.default_rng(0).permutation(len(digits.target))
-        first, last = (round(share * len(order)) for share in self.SHARES[split])
+        first, last = (round(share * len(order)) for share in SHARES[split])
         chosen = order[first:last]
         self.images = (digits.images[chosen, None] / 16).astype(np.float32)
         self.labels = digits.target[chosen].astype(np.int64)

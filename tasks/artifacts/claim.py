@@ -21,6 +21,8 @@ from tasks.artifacts.record import ArtifactRef, BuildRecord, Material
 from tasks.artifacts.vault import Vault
 from tasks.errors import ConfigError, NotReproducible, Problem, Refused
 
+WORK = "work"
+"""The working folder's name inside a claim's."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.5
 
 
@@ -52,7 +54,7 @@ class Claim:
     @property
     def work(self) -> Path:
         """The working folder: survives errors and crashes, for checkpoints; only a commit or gc removes it."""
-        return self._held().folder / "work"
+        return self._held().folder / WORK
 
     @property
     def product(self) -> Path:
@@ -81,13 +83,14 @@ class Claim:
         After an error nothing was committed, and the working folder is as it was.
         """
         lease = self._held()
-        assert not self._committed, "a claim is committed once"
+        if self._committed:
+            raise RuntimeError("a claim is committed once")
         logs = ({self.log.name: self.log} if self.log.is_file() else {}) | dict(byproducts or {})
-        _check_metrics(metrics or {})
+        check_metrics(metrics or {})
         with reported(self._vault.layout.root), Intake(self._vault) as intake:
             if not lease.held():
                 raise Refused(
-                    f"another builder took over {self.key.stage} ({self.key.digest.short}), because this one seemed dead\n"
+                    f"another builder took over {self.key.stage} ({self.key.digest.short}): this one seemed dead\n"
                     "run again: what the other one builds is used"
                 )
             content = intake.take(self.product)
@@ -131,7 +134,9 @@ class Claim:
         ledger = self._vault.ledger
         try:
             pointer = ledger.keyed(self.key.digest)
-            return pointer and Found(pointer, ledger.record(pointer.record), ledger.content(pointer.content))
+            if pointer is None:
+                return None
+            return Found(pointer, ledger.record(pointer.record), ledger.content(pointer.content))
         except Lost:
             return None
 
@@ -167,7 +172,8 @@ class Claim:
             lease.release()
 
     def _held(self) -> Lease:
-        assert self._lease is not None, "what is built already has no working folder and is not committed"
+        if self._lease is None:
+            raise RuntimeError("what is built already has no working folder and is not committed")
         return self._lease
 
 
@@ -192,7 +198,7 @@ def claim(vault: Vault, request: Request, on_wait: Callable[[str], None] | None)
 def clear(lease: Lease) -> None:
     """Removes a key's working folder, while nobody else can use it, and then the lease."""
     if lease.held():
-        remove_tree(lease.folder / "work")
+        remove_tree(lease.folder / WORK)
         (lease.folder / "key.json").unlink(missing_ok=True)
     lease.remove()
 
@@ -210,13 +216,17 @@ def _await(vault: Vault, request: Request, on_wait: Callable[[str], None] | None
         time.sleep(pause)
         pause = min(pause * 1.5, _LAST_POLL_S)
     # Asked again: it may have been built between the first question and the lease.
-    if not request.rebuild and (ref := find(vault, request.key, request.pipeline)) is not None:
-        clear(outcome)
-        return ref
+    try:
+        if not request.rebuild and (ref := find(vault, request.key, request.pipeline)) is not None:
+            clear(outcome)
+            return ref
+    except BaseException:
+        outcome.release()
+        raise
     return outcome
 
 
-def _check_metrics(metrics: Mapping[str, float]) -> None:
+def check_metrics(metrics: Mapping[str, float]) -> None:
     problems = [
         Problem(f"the metric {name!r} is {value}, which is no number", hint="look at the data and at the metric")
         for name, value in metrics.items()

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from tasks.errors import Refused
 
-JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | Mapping[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 """What canonical JSON can say. Sequences other than strings become arrays, mappings with string keys objects."""
 
 _HEX = re.compile(r"[0-9a-f]{64}")

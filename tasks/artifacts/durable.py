@@ -21,7 +21,7 @@ _MENDS = {
     errno.EPERM: "give this user the right to write there, or place the store elsewhere",
     errno.EROFS: "the file system is read-only: mount it for writing, or place the store elsewhere",
     errno.ENOSPC: "the disk is full: free some space (enginehouse artifacts gc --dry-run says what it would remove)",
-    errno.EDQUOT: "the quota is used up: free some space (enginehouse artifacts gc --dry-run says what it would remove)",
+    errno.EDQUOT: "the quota is used up: free some (enginehouse artifacts gc --dry-run says what it would remove)",
     errno.EFBIG: "the file is larger than the limit (ulimit -f) or the file system allows",
     errno.EIO: "the device reports errors: look at the kernel's log",
     errno.ENOTDIR: "a file lies where a folder is expected: move it away, or place the store elsewhere",
@@ -72,6 +72,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of a folder's entries, sorted; none when it is not there."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries)
+    except FileNotFoundError:
+        return []
 
 
 def create(path: Path, data: bytes, scratch: Scratch, *, durable: bool = True) -> bool:

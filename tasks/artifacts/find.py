@@ -1,4 +1,4 @@
-"""Finding what was built for a key, whole and safe from gc. A hit reads three small files and looks at sizes and times."""
+"""Finding what was built for a key, whole and safe from gc: three small files, and the sizes and times of objects."""
 
 from __future__ import annotations
 

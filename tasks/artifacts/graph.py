@@ -51,9 +51,7 @@ class Graph:
                 contents[digest] = vault.ledger.content(digest)
             except Lost as lost:
                 faults.append(lost.fault)
-        return cls(
-            records=records, names=tuple(names), aliases=aliases, contents=contents, faults=tuple(faults)
-        )
+        return cls(records=records, names=tuple(names), aliases=aliases, contents=contents, faults=tuple(faults))
 
     def dependents(self, fault: Fault) -> tuple[str, ...]:
         """The names and aliases of all that cannot be had, or not be made again, because of a fault; sorted."""
@@ -62,16 +60,20 @@ class Graph:
             return ()
         match fault.kind:
             case "object":
-                holding = {c for c, content in self.contents.items() if _holds(content, subject)}
-                direct = {i for i, record in self.records.items() if subject in record.byproducts.values()}
+                holding, direct = {c for c, content in self.contents.items() if _holds(content, subject)}, set[Digest]()
             case "content list":
                 holding, direct = {subject}, set[Digest]()
             case "build record":
                 holding, direct = set[Digest](), {subject}
             case _:
                 return ()
-        records = self._downstream(holding, direct)
-        return tuple(sorted(self._called(records, holding)))
+        return tuple(sorted(self._called(self._downstream(holding, direct), holding)))
+
+    def with_byproduct(self, digest: Digest) -> tuple[str, ...]:
+        """The names of the records that have a byproduct; they do not depend on it."""
+        return tuple(
+            name for i, r in self.records.items() if digest in r.byproducts.values() for name in self.called(i)
+        )
 
     def called(self, record: Digest) -> tuple[str, ...]:
         """The names of a record that are not retired, in order."""

@@ -1,7 +1,7 @@
 """The stage key: what was asked of a stage. Equal keys mean that the product that exists can be reused.
 
-    StageKey.from_json(k.to_json()) == k
-    differences(old, new) == []   exactly when   old.digest == new.digest
+StageKey.from_json(k.to_json()) == k
+differences(old, new) == []   exactly when   old.digest == new.digest
 """
 
 from __future__ import annotations

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.artifacts.digest import Digest, canonical_json
-from tasks.artifacts.durable import Scratch, create, make_folder
+from tasks.artifacts.durable import Scratch, create, make_folder, names_in
 from tasks.errors import ConfigError, Problem, StoreUnusable
 
 STORE_FORMAT = 1
@@ -60,6 +59,10 @@ class Layout:
         """The folder of hard links to read a content from."""
         return self.trees / digest.hex[:2] / digest.hex[2:]
 
+    def data_digest(self, identity: Digest) -> Path:
+        """The remembered digest of a file outside the store."""
+        return self.data_digests / identity.hex[:2] / f"{identity.hex[2:]}.json"
+
     def stage_names(self, pipeline: str, stage: str) -> Path:
         """The folder of the names of one pipeline's stage."""
         return self.names / checked_name(pipeline, "pipeline") / checked_name(stage, "stage")
@@ -109,7 +112,7 @@ class Layout:
             )
         if version != STORE_FORMAT:
             raise StoreUnusable(
-                f"the artifact store {self.root} has format {version}, this version of enginehouse reads {STORE_FORMAT}\n"
+                f"the artifact store {self.root} has format {version}, and this enginehouse reads {STORE_FORMAT}\n"
                 "install the version of enginehouse that wrote it, or place the store elsewhere"
             )
 
@@ -120,8 +123,8 @@ class Layout:
 
 def digests_in(folder: Path, suffix: str = "") -> Iterator[Digest]:
     """The digests that name the entries of `folder`, which are split by their first two digits."""
-    for start in _listed(folder):
-        for rest in _listed(folder / start):
+    for start in names_in(folder):
+        for rest in names_in(folder / start):
             digits = start + rest.removesuffix(suffix)
             if rest.endswith(suffix) and re.fullmatch(r"[0-9a-f]{64}", digits):
                 yield Digest(digits)
@@ -142,10 +145,3 @@ def checked_name(text: str, what: str) -> str:
             )
         )
     return text
-
-
-def _listed(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return []

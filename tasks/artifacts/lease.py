@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import threading
 import time
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tasks.artifacts.digest import canonical_json
-from tasks.artifacts.durable import Scratch, create, make_folder, replace
+from tasks.artifacts.durable import Scratch, create, make_folder, names_in, replace
 from tasks.artifacts.owner import Owner
 
 RENEWAL_S = 10.0
@@ -29,6 +30,7 @@ EXPIRY_S = 60.0
 WALL_EXPIRY_S = 600.0
 """The same by the file's time, for who does not stay to watch; longer, because the machines' clocks differ."""
 LEASE_FORMAT = 1
+_LEASE = re.compile(r"lease\.(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +51,11 @@ class Holder:
 
 
 class Contender:
-    """Asks for the lease of one folder, as often as need be; remembers what it saw, to tell the silent from the slow."""
+    """Asks for the lease of one folder, as often as need be; remembers what it saw, to tell dead from slow."""
 
-    def __init__(self, folder: Path, scratch: Scratch, *, expiry_s: float = EXPIRY_S) -> None:
+    def __init__(self, folder: Path, scratch: Scratch) -> None:
         self.folder = folder
         self._scratch = scratch
-        self._expiry_s = expiry_s
         self._seen: tuple[str, int] | None = None
         self._seen_at = 0.0
 
@@ -90,7 +91,7 @@ class Contender:
         seen = (holder.nonce, holder.renewed_ns)
         if seen != self._seen:
             self._seen, self._seen_at = seen, time.monotonic()
-        return time.monotonic() - self._seen_at > self._expiry_s
+        return time.monotonic() - self._seen_at > EXPIRY_S
 
 
 class Lease:
@@ -129,7 +130,11 @@ class Lease:
         """Lets another one take it; the folder stays, and so does the epoch."""
         self._ended.set()
         if self.held():
-            replace(self.path, self._document(released=True), self._scratch, durable=False)
+            try:
+                replace(self.path, self._document(released=True), self._scratch, durable=False)
+            except OSError:
+                self.withdraw()  # a full disk must not make the next one wait for a process that holds nothing
+                raise
 
     def remove(self) -> None:
         """Removes the lease, and the folder if nothing else is in it."""
@@ -195,9 +200,5 @@ def last_holder(folder: Path) -> Holder | None:
 
 
 def _leases(folder: Path) -> dict[int, Path]:
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return {}
-    numbers = {name: name.removeprefix("lease.").removesuffix(".json") for name in names if name.startswith("lease.")}
-    return {int(number): folder / name for name, number in numbers.items() if number.isdecimal()}
+    matches = (_LEASE.fullmatch(name) for name in names_in(folder))
+    return {int(match[1]): folder / match[0] for match in matches if match}

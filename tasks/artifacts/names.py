@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.artifacts.digest import Digest, canonical_json
-from tasks.artifacts.durable import Scratch, create, replace, sync_folder
+from tasks.artifacts.durable import Scratch, create, names_in, replace, sync_folder
 from tasks.artifacts.layout import Layout, checked_name, is_name
 from tasks.artifacts.ledger import Lost, Pointer, parse_pointer, read_document
 from tasks.artifacts.objects import Fault
@@ -32,22 +31,16 @@ class Names:
 
     def pipelines(self) -> list[str]:
         """All pipelines that have names, sorted."""
-        return sorted(name for name in os.listdir(self._layout.names) if is_name(name))
+        return [name for name in names_in(self._layout.names) if is_name(name)]
 
     def stages(self, pipeline: str) -> list[str]:
         """All stages of a pipeline that have names, sorted."""
-        try:
-            names = os.listdir(self._layout.names / checked_name(pipeline, "pipeline"))
-        except FileNotFoundError:
-            return []
-        return sorted(name for name in names if is_name(name))
+        folder = self._layout.names / checked_name(pipeline, "pipeline")
+        return [name for name in names_in(folder) if is_name(name)]
 
     def numbers(self, pipeline: str, stage: str) -> list[int]:
         """All numbers given so far, also the retired ones, in order."""
-        try:
-            files = os.listdir(self._layout.stage_names(pipeline, stage))
-        except FileNotFoundError:
-            return []
+        files = names_in(self._layout.stage_names(pipeline, stage))
         return sorted(int(stem) for file in files if (stem := file.removesuffix(".json")).isdecimal())
 
     def read(self, pipeline: str, stage: str, number: int) -> Name | None:
@@ -57,40 +50,35 @@ class Names:
         if value is None:
             return None
         pointer = parse_pointer(value, "name", subject)
-        ref = ArtifactRef(
-            pipeline=pipeline, stage=stage, number=number, record=pointer.record, content=pointer.content
-        )
+        ref = ArtifactRef(pipeline=pipeline, stage=stage, number=number, record=pointer.record, content=pointer.content)
         return Name(ref, value.get("retired"))
 
     def find(self, pipeline: str, stage: str, record: Digest) -> ArtifactRef | None:
         """The name that a record has in a pipeline, None when it has none."""
-        index = self._layout.stage_names(pipeline, stage) / "by-record" / f"{record.hex}.json"
-        try:
-            value = read_document(index, "index", record)
-            number = 0 if value is None else int(value["number"])
-        except (Lost, KeyError, ValueError):
-            number = 0  # only an index: the names themselves are asked below
-        for candidate in (number,) if number else self.numbers(pipeline, stage):
-            name = self._readable(pipeline, stage, candidate)
-            if name is not None and name.ref.record == record and name.retired is None:
-                return name.ref
+        known = self._indexed(pipeline, stage, record)
+        if known is not None:
+            return known
+        for number in self.numbers(pipeline, stage):
+            if (ref := self._of_record(pipeline, stage, number, record)) is not None:
+                return ref
         return None
 
     def give(self, pipeline: str, stage: str, pointer: Pointer) -> ArtifactRef:
         """The record's name in a pipeline; a new number if it has none yet. Safe against others that do the same."""
         folder = self._layout.stage_names(pipeline, stage)
+        if (known := self._indexed(pipeline, stage, pointer.record)) is not None:
+            return known
         # Listed before it is searched: what others give in between is met again in the loop.
         number = max(self.numbers(pipeline, stage), default=0) + 1
         if (known := self.find(pipeline, stage, pointer.record)) is not None:
             return known
         while not create(folder / f"{number}.json", _document(pointer, None), self._scratch):
             # Someone was quicker: for the same record, or for another.
-            name = self._readable(pipeline, stage, number)
-            if name is not None and name.ref.record == pointer.record and name.retired is None:
-                return name.ref
+            if (ref := self._of_record(pipeline, stage, number, pointer.record)) is not None:
+                return ref
             number += 1
         index = canonical_json({"format": 1, "number": number})
-        create(folder / "by-record" / f"{pointer.record.hex}.json", index, self._scratch, durable=False)
+        replace(folder / "by-record" / f"{pointer.record.hex}.json", index, self._scratch, durable=False)
         return ArtifactRef(
             pipeline=pipeline, stage=stage, number=number, record=pointer.record, content=pointer.content
         )
@@ -102,14 +90,14 @@ class Names:
         replace(folder / f"{ref.number}.json", _document(pointer, when), self._scratch)
         (folder / "by-record" / f"{ref.record.hex}.json").unlink(missing_ok=True)
 
-    def all(self) -> tuple[list[Name], list[Fault]]:
-        """Every name by pipeline, stage and number, and what is wrong with those that cannot be read."""
+    def all(self, pipeline: str | None = None, stage: str | None = None) -> tuple[list[Name], list[Fault]]:
+        """Every name, or those of a pipeline or stage, in order, and what is wrong with those that cannot be read."""
         names, faults = [], []
-        for pipeline in self.pipelines():
-            for stage in self.stages(pipeline):
-                for number in self.numbers(pipeline, stage):
+        for owner in self.pipelines() if pipeline is None else [pipeline]:
+            for kind in self.stages(owner) if stage is None else [stage]:
+                for number in self.numbers(owner, kind):
                     try:
-                        name = self.read(pipeline, stage, number)
+                        name = self.read(owner, kind, number)
                     except Lost as lost:
                         faults.append(lost.fault)
                     else:
@@ -143,7 +131,7 @@ class Names:
     def all_aliases(self, pipeline: str | None = None) -> tuple[dict[str, ArtifactRef], list[Fault]]:
         """Every alias (or one pipeline's) as `pipeline@alias`, and what is wrong with those that cannot be read."""
         found, faults = {}, []
-        pipelines = [pipeline] if pipeline is not None else sorted(filter(is_name, os.listdir(self._layout.aliases)))
+        pipelines = [pipeline] if pipeline is not None else list(filter(is_name, names_in(self._layout.aliases)))
         for owner in pipelines:
             for name in self._alias_names(owner):
                 try:
@@ -156,17 +144,25 @@ class Names:
         return found, faults
 
     def _alias_names(self, pipeline: str) -> list[str]:
-        try:
-            files = os.listdir(self._layout.pipeline_aliases(pipeline))
-        except FileNotFoundError:
-            return []
-        return sorted(stem for file in files if is_name(stem := file.removesuffix(".json")))
+        files = names_in(self._layout.pipeline_aliases(pipeline))
+        return [stem for file in files if is_name(stem := file.removesuffix(".json"))]
 
-    def _readable(self, pipeline: str, stage: str, number: int) -> Name | None:
+    def _indexed(self, pipeline: str, stage: str, record: Digest) -> ArtifactRef | None:
+        """As `find`, but by the index alone: it may lack a name, and is no authority on any."""
+        index = self._layout.stage_names(pipeline, stage) / "by-record" / f"{record.hex}.json"
         try:
-            return self.read(pipeline, stage, number)
+            value = read_document(index, "index", record)
+            return None if value is None else self._of_record(pipeline, stage, int(value["number"]), record)
+        except (Lost, KeyError, ValueError):
+            return None
+
+    def _of_record(self, pipeline: str, stage: str, number: int, record: Digest) -> ArtifactRef | None:
+        """The name of that number, if it stands for the record."""
+        try:
+            name = self.read(pipeline, stage, number)
         except Lost:
             return None
+        return name.ref if name is not None and name.ref.record == record and name.retired is None else None
 
 
 def _document(pointer: Pointer, retired: str | None) -> bytes:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,17 +75,15 @@ class Objects:
         for item in staged:
             path = self._layout.object(item.digest)
             make_folder(path.parent)
+            folders.add(path.parent)  # also for what is there: who put it may not have come to syncing it yet
             try:
                 os.link(item.path, path)
             except FileExistsError:
-                if self.fault(item.digest, item.size) is None:
-                    item.path.unlink()
+                if self.fault(item.digest, item.size) is not None:
+                    # It lies in quarantine now, and its place is free (or taken by another's sound bytes).
+                    item.path.replace(path)
                     continue
-                # Not sound: it lies in quarantine now, and its place is free (or taken by another's sound bytes).
-                item.path.replace(path)
-            else:
-                item.path.unlink()
-            folders.add(path.parent)
+            item.path.unlink()
         for folder in folders:
             sync_folder(folder)
 
@@ -172,10 +171,8 @@ class Objects:
             return  # another process was quicker
         if aside.stat().st_ino != inode:
             # Another process had replaced it by sound bytes in between: put them back.
-            try:
+            with suppress(FileExistsError):
                 os.link(aside, path)
-            except FileExistsError:
-                pass
             aside.unlink()
 
     def clear_tree(self, digest: Digest) -> None:

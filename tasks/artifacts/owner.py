@@ -34,7 +34,8 @@ class Owner:
         if _current is None or _current.pid != os.getpid():
             pid = os.getpid()
             stat = _stat(pid)
-            assert stat is not None
+            if stat is None:
+                raise RuntimeError("/proc is not mounted: a process cannot say when it started")
             boot, namespace = _place()
             _current = cls(boot=boot, pid_namespace=namespace, pid=pid, start=stat[1], host=platform.node())
         return _current
@@ -97,7 +98,7 @@ def _stat(pid: int) -> tuple[str, int] | None:
 def _has_threads(pid: int) -> bool:
     """Whether a process whose first thread has ended still has others; one that has none waits to be reaped only."""
     try:
-        return len(os.listdir(f"/proc/{pid}/task")) > 1
+        return len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except (FileNotFoundError, ProcessLookupError):
         return False
 

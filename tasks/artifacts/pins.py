@@ -10,7 +10,6 @@ the gc, waits, and then sees what it left. A pin says whose it is; a dead proces
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import threading
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.artifacts.digest import Digest, canonical_json
-from tasks.artifacts.durable import Scratch, create
+from tasks.artifacts.durable import Scratch, create, names_in
 from tasks.artifacts.layout import Layout
 from tasks.artifacts.lease import Contender, last_holder
 from tasks.artifacts.owner import Owner
@@ -96,7 +95,7 @@ class Pins:
 def all_pins(layout: Layout) -> list[Pin]:
     """The pins of all processes, also those of dead ones."""
     pins = []
-    for file in sorted(os.listdir(layout.pins)):
+    for file in names_in(layout.pins):
         match = _FILE.fullmatch(file)
         owner = Owner.from_token(match["token"]) if match else None
         if match is None or owner is None:

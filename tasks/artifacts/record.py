@@ -1,6 +1,6 @@
 """The build record: how a content came to be. in-toto's words: materials, product, byproducts, environment.
 
-    BuildRecord.from_json(r.to_json()) == r, and the two have the same id
+BuildRecord.from_json(r.to_json()) == r, and the two have the same id
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from tasks.artifacts.key import StageKey
 from tasks.errors import StoreUnusable
 
 RECORD_FORMAT = 1
+RELEASE_STAGE = "release"
+"""The stage name of the records that say what was published; gc keeps them and all that they were made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

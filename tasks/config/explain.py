@@ -81,7 +81,7 @@ def _tell(
                 message = f"{_EXPECTED[kind].format_map(context)}, got {shown(error['input'])}"
                 yield place, message, _mend(kind, error["input"], context, text.written.get(place))
             case _:
-                yield place, error["msg"], None
+                yield place, error["msg"], context.get("hint")
 
 
 def _mend(kind: str, value: object, context: Mapping[str, Any], written: str | None) -> str | None:

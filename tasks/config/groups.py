@@ -132,9 +132,9 @@ class Serve(Settings):
     max_batch_size: Keyed[Annotated[int, Field(ge=0)]] = 0
     """The largest batch that Triton makes, at most `shapes.batch.max`. 0: Triton does not batch."""
     dynamic_batching: DynamicBatching | None = None
-    """Joins requests into batches. Needs a `max_batch_size` of at least 1."""
+    """Joins requests into batches; does not if left out. Needs a `max_batch_size` of at least 1."""
     instance_group: Keyed[Annotated[Listed[InstanceGroup], Field(min_length=1)]] = (InstanceGroup(),)
-    """Groups of copies of the model."""
+    """Groups of copies of the model. One copy if left out."""
 
 
 class Parity(Settings):
@@ -172,6 +172,8 @@ class Gates(Settings):
     """By name, the metrics that the recipe's `metric` returns, and what each must reach."""
     served_tolerance: Keyed[Annotated[float, Field(ge=0)]] = 0.001
     """The largest difference of a metric between PyTorch and the live server."""
+    timeout_minutes: Placement[Annotated[float, Field(gt=0)]] = 30.0
+    """One evaluation, on whichever runtime, is stopped after this long."""
 
 
 class Publish(Settings):

@@ -37,28 +37,38 @@ class DeployConfig(Settings):
 C = TypeVar("C", EngineConfig, DeployConfig)
 
 
+class UnknownKindError(LookupError):
+    """No installed distribution brings the kind, or it cannot be loaded."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        self.hint = hint
+        super().__init__(message)
+
+
 def kinds(group: str) -> tuple[str, ...]:
     """The names of the kinds that are installed, sorted."""
     return tuple(sorted({entry.name for entry in metadata.entry_points(group=group)}))
 
 
 def load_kind(group: str, kind: str) -> Any:
-    """The class that the entry point loads: the engine or deploy target itself. `LookupError` if there is none."""
+    """The class that the entry point loads: the engine or deploy target itself. `UnknownKindError` if there is none."""
     found = {entry.value: entry for entry in metadata.entry_points(group=group, name=kind)}
     if not found:
         known = kinds(group)
         near = difflib.get_close_matches(kind, known, n=1, cutoff=0.5)
-        mean = f"; did you mean {near[0]}?" if near else ""
-        raise LookupError(
-            f"there is no kind {kind!r}, expected {' or '.join(known) or 'none: none is installed'}{mean}"
+        raise UnknownKindError(
+            f"there is no kind {kind!r}, expected {' or '.join(known) or 'none: none is installed'}",
+            f"did you mean {near[0]}?" if near else None,
         )
     if len(found) > 1:
-        raise LookupError(f"kind {kind!r} is claimed by several installed distributions: {', '.join(sorted(found))}")
+        raise UnknownKindError(
+            f"kind {kind!r} is claimed by several installed distributions: {', '.join(sorted(found))}"
+        )
     (entry,) = found.values()
     try:
         return entry.load()
     except ImportError as error:
-        raise LookupError(f"kind {kind!r} ({entry.value}) is installed but cannot be imported: {error}") from error
+        raise UnknownKindError(f"kind {kind!r} ({entry.value}) is installed but cannot be imported: {error}") from error
 
 
 def of_kind(group: str, base: type[C]) -> Callable[[Any], C]:
@@ -78,8 +88,8 @@ def of_kind(group: str, base: type[C]) -> Callable[[Any], C]:
             raise nested(base, [_wrong_kind(message)])
         try:
             config: type[C] = load_kind(group, kind).Config
-        except LookupError as error:
-            raise nested(base, [_wrong_kind(str(error))]) from error
+        except UnknownKindError as error:
+            raise nested(base, [_wrong_kind(str(error), error.hint)]) from error
         try:
             return config.model_validate(dict(value))
         except ValidationError as error:
@@ -88,8 +98,8 @@ def of_kind(group: str, base: type[C]) -> Callable[[Any], C]:
     return validate
 
 
-def _wrong_kind(message: str) -> dict[str, Any]:
-    return {"type": "stated", "loc": ("kind",), "msg": message, "input": None}
+def _wrong_kind(message: str, hint: str | None = None) -> dict[str, Any]:
+    return {"type": "stated", "loc": ("kind",), "msg": message, "ctx": {"hint": hint}}
 
 
 def nested(model: type[Settings], errors: Any) -> PydanticCustomError:

@@ -38,9 +38,7 @@ def _parse(item: str) -> tuple[Place, YamlText]:
         raise ConfigError(Problem(f"--set {item}: expected field.sub=value", hint="such as --set train.max_epochs=3"))
     read = read_yaml(value, None)
     if read.problems:
-        raise ConfigError(
-            *(Problem(f"--set {item}: {problem.message}", hint=problem.hint) for problem in read.problems)
-        )
+        raise ConfigError(*(Problem(f"--set {item}: {found.message}", hint=found.hint) for _, found in read.problems))
     return parts, read
 
 
@@ -52,6 +50,7 @@ def _put(text: YamlText, place: Place, value: YamlText) -> None:
         if isinstance(here, dict) and here.get(step) is None:
             here[step] = {}
             _forget(text, (*reached, step))
+            text.given.add((*reached, step))
         here, reached = here[step], (*reached, step)
     last = _step(here, place[-1], reached, place)
     here[last] = value.value
@@ -78,4 +77,4 @@ def _forget(text: YamlText, place: Place) -> None:
     for known in (text.lines, text.written):
         for inner in [p for p in known if p[: len(place)] == place]:
             del known[inner]
-    text.refused = {p for p in text.refused if p[: len(place)] != place}
+    text.problems = [told for told in text.problems if told[0][: len(place)] != place]

@@ -53,7 +53,7 @@ class Pipeline(Settings):
     engine: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(_engine)] = Field(
         default_factory=lambda: cast("EngineConfig", {"kind": "onnxruntime"}), validate_default=True
     )
-    """What turns the ONNX model into the file that is served; further fields depend on `kind`."""
+    """What turns the ONNX model into what is served; its fields depend on `kind`. `onnxruntime` if left out."""
     serve: Serve = Serve()
     """How Triton serves the model."""
     gates: Gates = Gates()
@@ -63,7 +63,7 @@ class Pipeline(Settings):
     deploy: Annotated[SerializeAsAny[DeployConfig], BeforeValidator(_deploy)] = Field(
         default_factory=lambda: cast("DeployConfig", {"kind": "process"}), validate_default=True
     )
-    """Where the model is served; further fields depend on `kind`."""
+    """Where the model is served; its fields depend on `kind`. `process` if left out."""
 
     _source: Path = PrivateAttr(default_factory=lambda: Path("pipeline.yaml").absolute())
 

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -29,7 +29,7 @@ def field_docs(group: type[Settings]) -> dict[str, str]:
         if not issubclass(ancestor, Settings) or ancestor is Settings:
             continue
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(ancestor))).body
-        assert isinstance(definition, ast.ClassDef)  # noqa: S101 -- getsource of a class
+        assert isinstance(definition, ast.ClassDef)
         for field, below in zip(definition.body, definition.body[1:], strict=False):
             match field, below:
                 case (
@@ -80,15 +80,20 @@ def expected(annotation: Any) -> str:
     return words.get(annotation, "group")
 
 
-def limits(metadata: list[Any]) -> str:
-    """A field's bounds, such as `>= 1`."""
-    found = []
-    for m in metadata:
-        for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
-            bound = getattr(m, attribute, None)
-            if bound is not None:
-                found.append(f"{sign} {bound}")
-    return ", ".join(found)
+def limits(annotation: Any, metadata: Sequence[Any]) -> str:
+    """A field's bounds, such as `>= 1`; those of `X | None` are X's."""
+    found = [
+        f"{sign} {bound}"
+        for m in metadata
+        for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+        if (bound := getattr(m, attribute, None)) is not None
+    ]
+    inner = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    for part in filter(lambda a: hasattr(a, "__metadata__"), inner):
+        for m in part.__metadata__:
+            # A `Field(ge=1)` inside a union keeps its bounds to itself.
+            found.append(limits(None, getattr(m, "metadata", [m])))
+    return ", ".join(filter(None, found))
 
 
 def _default(info: Any) -> str:
@@ -96,9 +101,7 @@ def _default(info: Any) -> str:
         return "**required**"
     if info.default is PydanticUndefined:
         return "—"
-    if isinstance(info.default, Settings) or (info.default and isinstance(info.default, tuple)):
-        return "—"
-    if info.default is None or info.default == ():
+    if info.default is None or isinstance(info.default, Settings | tuple):
         return "—"
     return f"`{info.default}`"
 
@@ -119,7 +122,7 @@ def table(group: type[Settings], prefix: str) -> Iterator[str]:
             between = (".0" if listed else ".NAME") if collection else ""
             if inner not in (EngineConfig, DeployConfig):
                 inner_tables.append((f"{dotted}{between}", inner))
-        bounds = limits(info.metadata)
+        bounds = limits(info.annotation, info.metadata)
         kind = f"{kind}, {bounds}" if bounds else kind
         part = "" if inner is not None else ("no" if role(group, name) is Role.PLACEMENT else "yes")
         yield f"| `{dotted}` | {kind} | {_default(info)} | {part} | {docs.get(name, '')} |"

@@ -42,7 +42,7 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), _first)
 
 
-class _TooLarge(Exception):  # noqa: N818 -- a way out of a recursion, no error that anyone sees
+class _TooLarge(Exception):
     pass
 
 
@@ -56,11 +56,10 @@ class YamlText:
     """The line of each value, counted from 1: that of its key, or of the value in a list."""
     written: dict[Place, str] = field(default_factory=dict)
     """How each plain (not quoted) scalar is written."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[tuple[Place, Problem]] = field(default_factory=list)
+    """What is wrong, each at its place; `value` there is not what the text says."""
     given: set[Place] = field(default_factory=set)
     """Where a value from the command line replaced the text's."""
-    refused: set[Place] = field(default_factory=set)
-    """Where `value` is not what the text says, since a problem stands there."""
 
 
 def read_yaml(text: str, file: Path | None) -> YamlText:
@@ -74,13 +73,12 @@ def read_yaml(text: str, file: Path | None) -> YamlText:
         mark = error.problem_mark or error.context_mark
         words = " ".join(filter(None, (error.context, error.problem)))
         hint = "indent with spaces, not tabs" if "\\t" in words else None
-        result.problems.append(
-            Problem(f"not valid YAML: {words}", file=file, line=mark.line + 1 if mark else None, hint=hint)
-        )
+        line = mark.line + 1 if mark else None
+        result.problems.append(((), Problem(f"not valid YAML: {words}", file=file, line=line, hint=hint)))
     except yaml.YAMLError as error:
-        result.problems.append(Problem(f"not valid YAML: {' '.join(str(error).split())}", file=file))
+        result.problems.append(((), Problem(f"not valid YAML: {' '.join(str(error).split())}", file=file)))
     except (RecursionError, _TooLarge):
-        result.problems.append(Problem("too large or too deeply nested for a pipeline file", file=file))
+        result.problems.append(((), Problem("too large or too deeply nested for a pipeline file", file=file)))
     return result
 
 
@@ -89,9 +87,8 @@ class _Reader:
         self.result, self.file = result, file
 
     def refuse(self, node: yaml.Node, place: Place, message: str, hint: str | None = None) -> None:
-        self.result.refused.add(place)
-        line, field = node.start_mark.line + 1, dotted(place) or None
-        self.result.problems.append(Problem(message, file=self.file, line=line, field=field, hint=hint))
+        line, name = node.start_mark.line + 1, dotted(place) or None
+        self.result.problems.append((place, Problem(message, file=self.file, line=line, field=name, hint=hint)))
 
     def refuse_tag(self, node: yaml.Node, place: Place) -> None:
         self.refuse(node, place, f"the YAML tag {node.tag} is not read here", "remove it, or put the text in quotes")
@@ -108,7 +105,7 @@ class _Reader:
             return self.mapping(node, place, (*inside, node))
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*place, at), (*inside, node)) for at, item in enumerate(node.value)]
-        assert isinstance(node, yaml.ScalarNode)  # noqa: S101 -- the third and last kind of node
+        assert isinstance(node, yaml.ScalarNode)
         return self.scalar(node, place)
 
     def mapping(self, node: yaml.MappingNode, place: Place, inside: tuple[yaml.Node, ...]) -> dict[str, Any]:

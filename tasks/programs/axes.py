@@ -140,9 +140,7 @@ class Examples:
         indices = [(shift + 1 + row * stride) % length for row in range(rows)]
         inputs, _ = self.recipe.batch([self.dataset[index] for index in indices])
         check_inputs(self.recipe, self.split, inputs, self.axes.inputs)
-        return {
-            name: _fitted(inputs[name], resolved(spec["shape"], sizes)) for name, spec in self.axes.inputs.items()
-        }
+        return {name: _fitted(inputs[name], resolved(spec["shape"], sizes)) for name, spec in self.axes.inputs.items()}
 
 
 def resolved(shape: Sequence[int | str], sizes: Mapping[str, int]) -> list[int]:

@@ -13,9 +13,10 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 PACKAGE = "enginehouse_programs"
 PROGRAMS = ("train", "export", "evaluate")
@@ -50,6 +51,8 @@ def run(program: str, job: dict[str, Any]) -> int:
     """Run one program; returns the exit status after writing `error.json` for what a user can mend."""
     # cuBLAS reads it when it is loaded; without it no matrix product on a GPU is deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Read at its import: without it ONNX Runtime 1.32 sends telemetry, and writes into the user's home for it.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     load_programs()
     failures = importlib.import_module(f"{PACKAGE}.failures")
     try:
@@ -86,7 +89,25 @@ def main(arguments: list[str]) -> int:
     Path(job["work"]).mkdir(parents=True, exist_ok=True)
     if "RANK" not in os.environ:  # of several ranks, one that starts late must not remove what another has written
         (Path(job["output"]) / "error.json").unlink(missing_ok=True)
-    return run(program, job)
+        return run(program, job)
+    run_rank(program, job)
+
+
+def run_rank(program: str, job: dict[str, Any]) -> NoReturn:
+    """As one of several ranks: end at once, without destructors, whether it went well or not.
+
+    After a failure they would wait for collective operations with peers that are not coming. After success gloo's
+    destructor joins a thread while it holds Python's lock, and that thread may want the lock to free a tensor: a
+    deadlock, seen in one of fifteen runs.
+    """
+    try:
+        status = run(program, job)
+    except BaseException:  # noqa: BLE001 - also of an interrupt: whatever it is, it must not reach the orderly end
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

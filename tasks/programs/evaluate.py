@@ -22,8 +22,9 @@ from .export_eager import DEFAULT_RTOL
 from .failures import ProgramFailed
 from .jobs import EvaluateJob, GoldenDifference, Report
 from .notes import Notes, Progress, write_json
-from .recipe import Arrays, Recipe, load_recipe
-from .runtimes import Infer, runtime_of
+from .recipe import Arrays, Recipe
+from .recipe_loading import load_recipe
+from .runtimes import TRITON_TYPES, Infer, runtime_of
 
 GOLDEN_ROWS = 8
 
@@ -50,7 +51,14 @@ def main(job: EvaluateJob) -> None:
     compare = job.get("compare_golden")
     if compare is not None:
         with notes.timed("golden"):
-            report["golden"] = compare_golden(infer, recipe, Path(compare), rtol=job.get("rtol", DEFAULT_RTOL))
+            report["golden"] = compare_golden(
+                infer,
+                recipe,
+                Path(compare),
+                rtol=job.get("rtol", DEFAULT_RTOL),
+                rows=report["batch_size"],
+                batched=axes.batch is not None,
+            )
     if job.get("write_golden", False):
         with notes.timed("golden"):
             write_golden(infer, recipe, axes, output / "golden.safetensors")
@@ -137,16 +145,43 @@ def write_golden(infer: Infer, recipe: Recipe, axes: Axes, path: Path) -> None:
     tensors = {f"inputs.{name}": np.ascontiguousarray(value) for name, value in inputs.items()}
     tensors |= {f"outputs.{name}": np.ascontiguousarray(value) for name, value in outputs.items()}
     save_file(tensors, path)
+    write_json(path.with_name("request.json"), example_request({name: value[:1] for name, value in inputs.items()}))
 
 
-def compare_golden(infer: Infer, recipe: Recipe, path: Path, *, rtol: float) -> GoldenDifference:
+def example_request(inputs: Arrays) -> dict[str, Any]:
+    """One request in the JSON of Triton's HTTP protocol (the KServe predict protocol, version 2)."""
+    return {
+        "inputs": [
+            {
+                "name": name,
+                "datatype": TRITON_TYPES[str(value.dtype)],
+                "shape": list(value.shape),
+                "data": value.ravel().tolist(),
+            }
+            for name, value in inputs.items()
+        ]
+    }
+
+
+def in_requests(infer: Infer, inputs: Arrays, rows: int, *, batched: bool) -> Arrays:
+    """Ask in requests of at most `rows` rows, where the rows are a batch."""
+    total = len(next(iter(inputs.values())))
+    if not batched or total <= rows:
+        return infer(inputs)
+    parts = [infer({n: v[start : start + rows] for n, v in inputs.items()}) for start in range(0, total, rows)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def compare_golden(
+    infer: Infer, recipe: Recipe, path: Path, *, rtol: float, rows: int, batched: bool
+) -> GoldenDifference:
     """Ask the golden inputs; how far the answers are from the golden outputs."""
     try:
         golden = load_file(path)
     except (FileNotFoundError, SafetensorError) as error:
         raise ProgramFailed("configuration", f"golden examples cannot be read: {error}", where=str(path)) from error
     inputs = {key.removeprefix("inputs."): value for key, value in golden.items() if key.startswith("inputs.")}
-    outputs = infer(inputs)
+    outputs = in_requests(infer, inputs, rows, batched=batched)
     found: GoldenDifference = {"max_abs_difference": 0.0, "beyond_rtol": 0.0, "outputs": {}, "rows": 0}
     for name in recipe.outputs:
         expected = golden[f"outputs.{name}"]

@@ -25,7 +25,7 @@ from .export_runtime import check_running
 from .export_trace import to_onnx, trace
 from .jobs import ExportJob
 from .notes import Notes, Progress, write_json
-from .recipe import load_recipe
+from .recipe_loading import load_recipe
 from .weights import load_weights
 
 DEFAULT_OPSET = 20
@@ -58,18 +58,18 @@ def main(job: ExportJob) -> None:
     progress(2, STEPS[2])
     with notes.timed("capture"):
         sample = examples.make(axes.traced())
-        names = list(recipe.output_names(model, sample))
+        names = recipe.output_names(model, sample)
         program = trace(recipe, model, sample, axes)
 
     progress(3, STEPS[3])
     with notes.timed("translate"):
-        proto = to_onnx(recipe, program, opset, names)
+        proto = to_onnx(recipe, program, opset)
 
     progress(4, STEPS[4])
     with notes.timed("graph_checks"):
         places = sources(proto, recipe.folder)
         clean(proto)
-        arrange(proto, axes, recipe.outputs)
+        arrange(proto, axes, names, recipe.outputs)
         check_graph(proto, axes, opset)
         path = save(proto, output)
         passed = False

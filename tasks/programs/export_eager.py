@@ -5,7 +5,7 @@ Cheap, compared with the export; and a failure here is named in the terms of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,9 +54,9 @@ def refused(message: str, *, hint: str, where: str | None = None, place: Place |
 def eager_answers(
     recipe: Recipe, model: nn.Module, axes: Axes, examples: Examples, tolerance: Tolerance
 ) -> list[Answer]:
-    """PyTorch's answers at every probed size, once they are known to be deterministic, finite and independent by row."""
+    """PyTorch's answers at every probed size: deterministic, finite, and each row's its own."""
     check_eval(model)
-    first = examples.make(axes.opt() or {})
+    first = examples.make(axes.opt())
     check_deterministic(recipe, model, first)
     answers = []
     for number, sizes in enumerate(axes.probes()):
@@ -100,17 +100,15 @@ def check_eval(model: nn.Module) -> None:
 
 def check_deterministic(recipe: Recipe, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
     """The same request twice gives the same answer, to the bit."""
-    seen: list[dict[str, tuple[bool, Any]]] = []
+    answers, inner = [], []
     for seed in (1, 2):
         torch.manual_seed(seed)
         with _recorded(model) as calls:
-            outputs = recipe.forward(model, inputs)
-        calls[""] = (True, outputs)
-        seen.append(calls)
-    outputs_equal = all(torch.equal(seen[0][""][1][name], seen[1][""][1][name]) for name in recipe.outputs)
-    if outputs_equal:
+            answers.append(recipe.forward(model, inputs))
+        inner.append(calls)
+    if _equal(*answers):
         return
-    culprit = next((name for name in seen[0] if name and not _equal(seen[0][name][1], seen[1].get(name, (0, None))[1])), "")
+    culprit = next((name for name in inner[0] if not _equal(inner[0][name], inner[1].get(name))), "")
     module = f"module {culprit}" if culprit else f"{type(model).__name__}.forward"
     raise refused(
         "the same request twice gives different answers, in eval mode; the first output that differs is that of "
@@ -122,14 +120,17 @@ def check_deterministic(recipe: Recipe, model: nn.Module, inputs: Mapping[str, T
 
 
 @contextmanager
-def _recorded(model: nn.Module) -> Iterator[dict[str, tuple[bool, Any]]]:
-    """Every submodule's output, in the order in which they finish."""
-    calls: dict[str, tuple[bool, Any]] = {}
-    handles = [
-        module.register_forward_hook(lambda _m, _i, output, name=name: calls.setdefault(name, (True, output)) and None)
-        for name, module in model.named_modules()
-        if name
-    ]
+def _recorded(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Every submodule's first output, in the order in which they finish."""
+    calls: dict[str, Any] = {}
+
+    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            calls.setdefault(name, output)
+
+        return record
+
+    handles = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules() if name]
     try:
         yield calls
     finally:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from .axes import Axes
 from .export_eager import refused
@@ -51,23 +51,66 @@ def clean(proto: ModelProto) -> None:
             node.ClearField("doc_string")
 
 
-def arrange(proto: ModelProto, axes: Axes, outputs: Sequence[str]) -> None:
-    """Inputs and outputs in the declared order, and axes by their declared names wherever they occur."""
+def arrange(proto: ModelProto, axes: Axes, returned: Sequence[str], declared: Sequence[str]) -> None:
+    """Inputs and outputs by their declared names in the declared order, and axes by theirs wherever they occur.
+
+    `returned` names the outputs in the order in which the graph has them. The exporter is not asked to name them: it
+    does not look whether an inner value has that name already (each embedding layer's is called `embedding`).
+    """
     graph = proto.graph
-    for values, wanted in ((graph.input, list(axes.inputs)), (graph.output, list(outputs))):
-        by_name = {value.name: value for value in values}
-        missing = [name for name in wanted if name not in by_name]
-        if missing or len(by_name) != len(wanted):
-            kind = "inputs" if values is graph.input else "outputs"
-            raise refused(
-                f"the graph has the {kind} {', '.join(by_name)}; expected {', '.join(wanted)}",
-                hint="an output that is the same tensor as another one, or an input itself, needs a clone()",
-                where=kind,
-            )
-        ordered = [by_name[name] for name in wanted]
-        copies = [ValueInfoProto.FromString(value.SerializeToString()) for value in ordered]
+    if len(graph.output) != len(returned) or {value.name for value in graph.input} != set(axes.inputs):
+        raise refused(
+            f"the graph takes {', '.join(v.name for v in graph.input)} and gives {len(graph.output)} outputs; declared "
+            f"are {', '.join(axes.inputs)} and {len(returned)} outputs",
+            hint="an input that the model does not use, or an output that is None",
+            where="inputs and outputs",
+        )
+    _name_outputs(proto, returned)
+    for values, wanted in ((graph.input, list(axes.inputs)), (graph.output, list(declared))):
+        by_name = {value.name: ValueInfoProto.FromString(value.SerializeToString()) for value in values}
         del values[:]
-        values.extend(copies)
+        values.extend(by_name[name] for name in wanted)
+    _name_axes(proto, axes)
+
+
+def _name_outputs(proto: ModelProto, names: Sequence[str]) -> None:
+    graph = proto.graph
+    made = {name for node in graph.node for name in node.output}
+    taken = made | {value.name for value in graph.input} | {weight.name for weight in graph.initializer}
+    renames: dict[str, str] = {}
+    for value, name in zip(graph.output, names, strict=True):
+        if value.name in made and value.name not in renames:
+            renames[value.name] = name
+        else:  # an input or a weight that is given back, or one value under two names
+            graph.node.add(op_type="Identity", name=f"output_{name}", input=[value.name], output=[f"{name}/output"])
+            renames[f"{name}/output"] = name
+        value.name = name
+    for inner in sorted(set(names) & taken - {old for old, new in renames.items() if old == new}):
+        free = next(f"{inner}_{n}" for n in range(1, len(taken) + 2) if f"{inner}_{n}" not in taken)
+        renames.setdefault(inner, free)
+        taken.add(free)
+    for node in graph.node:
+        _rename_in(node, renames)
+    for value in graph.value_info:
+        value.name = renames.get(value.name, value.name)
+    for weight in graph.initializer:
+        weight.name = renames.get(weight.name, weight.name)
+
+
+def _rename_in(node: NodeProto, renames: Mapping[str, str]) -> None:
+    """Also in the bodies of `If` and `Loop`, which see the graph's values."""
+    node.input[:] = [renames.get(name, name) for name in node.input]
+    node.output[:] = [renames.get(name, name) for name in node.output]
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            for inner in body.node:
+                _rename_in(inner, renames)
+            for value in body.output:
+                value.name = renames.get(value.name, value.name)
+
+
+def _name_axes(proto: ModelProto, axes: Axes) -> None:
+    graph = proto.graph
     renames: dict[str, str] = {}
     for value in graph.input:
         for dim, declared in zip(_dims(value), axes.inputs[value.name]["shape"], strict=False):

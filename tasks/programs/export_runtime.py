@@ -166,9 +166,7 @@ def first_not_finite(path: Path, inputs: Arrays, *, threads: int) -> tuple[str, 
     return "", ""
 
 
-def check_close(
-    name: str, got: Array, expected: Array, answer: Answer, tolerance: Tolerance, axes: Axes
-) -> float:
+def check_close(name: str, got: Array, expected: Array, answer: Answer, tolerance: Tolerance, axes: Axes) -> float:
     """The largest absolute difference; refused if an element lies outside the tolerance."""
     if not got.size:
         return 0.0

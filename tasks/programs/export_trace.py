@@ -23,10 +23,12 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .axes import Axes
 from .export_eager import refused
-from .failures import Place, ProgramFailed, places_in_text, places_within
+from .failures import Place, ProgramFailed, places_in_text, places_within, users_places
 from .recipe import Recipe
 
-SPECIALISED = re.compile(r"You marked (?P<axis>\w+) as dynamic but your code specialized it to be a constant \((?P<n>\d+)\)")
+SPECIALISED = re.compile(
+    r"You marked (?P<axis>\w+) as dynamic but your code specialized it to be a constant \((?P<n>\d+)\)"
+)
 NO_TRANSLATION = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<op>[\w.]+)'")
 REFINED = re.compile(r"set_replacement s\d+ = \d+ \(|eval Eq\(.*\) \[guard added\]")
 CONSTANT_CAUSES = (
@@ -52,7 +54,9 @@ def trace(recipe: Recipe, model: nn.Module, inputs: Mapping[str, Tensor], axes: 
 def _dim(name: str, axes: Axes) -> Any:
     """Of at least two sizes: a range of one would be a constant, and the axis lose its name."""
     declared = axes.shapes[name]
-    return Dim(name, min=declared["min"] if declared["max"] > 1 else 1, max=max(declared["max"], declared["min"] + 1, 2))
+    return Dim(
+        name, min=declared["min"] if declared["max"] > 1 else 1, max=max(declared["max"], declared["min"] + 1, 2)
+    )
 
 
 @contextmanager
@@ -66,9 +70,7 @@ def _refinements(folder: Path) -> Iterator[list[Place]]:
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if REFINED.search(record.getMessage()):
-                frames = traceback.extract_stack()
-                users = [f for f in frames if Path(f.filename).is_relative_to(folder) and "site-packages" not in f.filename]
-                places.extend(Place(Path(f.filename), f.lineno or 0, f.name) for f in users[-1:])
+                places.extend(users_places(traceback.extract_stack(), folder)[-1:])
 
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     before = logger.handlers, logger.level, logger.propagate
@@ -83,12 +85,10 @@ def _refinements(folder: Path) -> Iterator[list[Place]]:
 
 def _traced_badly(error: Exception, recipe: Recipe, axes: Axes, refined: list[Place]) -> ProgramFailed:
     text = str(error)
-    lines = [p for p in places_in_text(text, recipe.folder) or places_within(error, recipe.folder)]
-    place = lines[-1] if lines else None
+    place = next(reversed(places_in_text(text, recipe.folder) or places_within(error, recipe.folder)), None)
     if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in text:
         return refused(
-            "what the model does depends on the values of its inputs"
-            + (f"\n{place.described()}" if place else ""),
+            "what the model does depends on the values of its inputs" + (f"\n{place.described()}" if place else ""),
             hint="usual cause: an if, while, int() or .item() on a tensor; use torch.where, or torch.cond for two "
             "branches",
             place=place,
@@ -122,7 +122,7 @@ def _traced_badly(error: Exception, recipe: Recipe, axes: Axes, refined: list[Pl
     )
 
 
-def to_onnx(recipe: Recipe, program: ExportedProgram, opset: int, output_names: list[str]) -> onnx.ModelProto:
+def to_onnx(recipe: Recipe, program: ExportedProgram, opset: int) -> onnx.ModelProto:
     """Translate; the result still carries the exporter's notes on where each node comes from."""
     try:
         with warnings.catch_warnings():
@@ -132,7 +132,6 @@ def to_onnx(recipe: Recipe, program: ExportedProgram, opset: int, output_names: 
                 program,
                 dynamo=True,
                 opset_version=opset,
-                output_names=output_names,
                 external_data=False,
                 verbose=False,
             )
@@ -152,8 +151,7 @@ def _translated_badly(error: Exception, recipe: Recipe, program: ExportedProgram
     if missing:
         places = _origin(program, missing["op"], recipe.folder)
         return refused(
-            f"the operator {missing['op']} has no ONNX translation"
-            + (f"\n{places[-1].described()}" if places else ""),
+            f"the operator {missing['op']} has no ONNX translation" + (f"\n{places[-1].described()}" if places else ""),
             hint="compute it from other operators, or outside the model (before, or in an ensemble)",
             where=f"operator {missing['op']}",
             place=places[-1] if places else None,
@@ -167,8 +165,9 @@ def _translated_badly(error: Exception, recipe: Recipe, program: ExportedProgram
 
 def _origin(program: ExportedProgram, operator: str, folder: Path) -> list[Place]:
     """The user's lines that an operator of the captured graph comes from."""
+    name = operator.rpartition(".")[2].strip("_")  # the exporter decomposes linalg_svd into _linalg_svd
     for node in program.graph.nodes:
-        if str(node.target).startswith(operator) or operator.split("::")[-1].split(".")[-1].strip("_") in str(node.target):
+        if name in str(node.target):
             places = places_in_text(str(node.meta.get("stack_trace", "")), folder)
             if places:
                 return places

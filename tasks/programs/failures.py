@@ -95,12 +95,13 @@ def places_within(error: BaseException, folder: Path) -> list[Place]:
 
     Exceptions that crossed a process (a loading worker) or the exporter hold their frames as text only.
     """
-    walked = [
-        Place(Path(frame.filename), frame.lineno or 0, frame.name)
-        for frame in traceback.extract_tb(error.__traceback__)
-    ]
-    found = [place for place in walked if _is_users(place.file, folder)]
-    return found or places_in_text(str(error), folder)
+    return users_places(traceback.extract_tb(error.__traceback__), folder) or places_in_text(str(error), folder)
+
+
+def users_places(stack: traceback.StackSummary, folder: Path) -> list[Place]:
+    """The frames of the user's folder, outermost first."""
+    walked = [Place(Path(frame.filename), frame.lineno or 0, frame.name) for frame in stack]
+    return [place for place in walked if _is_users(place.file, folder)]
 
 
 def places_in_text(text: str, folder: Path) -> list[Place]:
@@ -140,9 +141,7 @@ def users_failure(error: BaseException, what: str, folder: Path, *, hint: str | 
         message = f"{what} raised {told}"
     else:
         message = f"{what} raised {type(error).__name__}" + (f": {told}" if told else "")
-    return ProgramFailed(
-        "configuration", "\n".join([message, *lines]), hint=hint, place=places[-1] if places else None
-    )
+    return ProgramFailed("configuration", "\n".join([message, *lines]), hint=hint, place=places[-1] if places else None)
 
 
 @contextmanager

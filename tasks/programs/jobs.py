@@ -10,12 +10,12 @@ A job is one JSON object. All its paths are absolute. Every program writes into 
 A program that succeeds ends with status 0. One that fails for a reason that a user can mend writes `output/error.json`
 (`Failure`), prints the same text last on stderr, and ends with status 1; of several ranks the first one to fail writes
 it. Status 1 without that file is an error of programming, or of the machine: the log holds its traceback.
-Long work prints lines `::progress {"done": 3, "total": 20, "text": "epoch 1/20", "metrics": {"loss": 0.31}}` (`Progress`).
+Long work prints lines `::progress {"done": 3, "total": 20, …}` (`Progress`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 FailureKind = Literal["configuration", "export refused", "training failed", "tool missing", "not ready"]
 
@@ -250,6 +250,3 @@ class Report(TypedDict):
     batches: int
     batch_size: int
     golden: GoldenDifference | None
-
-
-Json = Any

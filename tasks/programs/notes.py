@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .jobs import Json
 from .jobs import Notes as NotesJson
 
 BETWEEN_LINES = 0.1
@@ -59,6 +58,6 @@ class Notes:
         write_json(folder / "notes.json", notes)
 
 
-def write_json(path: Path, value: Json) -> None:
+def write_json(path: Path, value: object) -> None:
     """Sorted and indented, so that equal values are equal bytes that a person can read; refuses NaN and infinity."""
     path.write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")

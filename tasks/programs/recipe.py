@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from .failures import Place, ProgramFailed, names, nearest, users_code, users_failure
-from .user_imports import load_file, put_first
+from .failures import Place, ProgramFailed, names, nearest, users_code
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, Array]
@@ -53,18 +51,6 @@ class Dataset(Protocol):
 class Metric(Protocol):
     def update(self, outputs: Arrays, targets: Any, /) -> None: ...
     def result(self) -> Mapping[str, float]: ...
-
-
-METHODS = {
-    "model": ("()", 0),
-    "train_data": ("()", 0),
-    "validation_data": ("()", 0),
-    "test_data": ("()", 0),
-    "loss": ("(outputs, targets)", 2),
-    "metric": ("()", 0),
-}
-OPTIONAL_METHODS = {"optimizer": ("(model)", 1), "collate": ("(items)", 1), "example": ("(sizes)", 1)}
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +71,17 @@ class Recipe:
 
     def wrong(self, what: str, message: str, *, hint: str | None = None) -> ProgramFailed:
         """A failure at the line where a method, or a class that it returned, is defined."""
-        place = _definition(getattr(self.user, what, None)) or _definition(type(self.user))
+        place = definition(getattr(self.user, what, None)) or definition(type(self.user))
         return ProgramFailed("configuration", f"{self.name}.{what}{message}", hint=hint, place=place)
 
     def model(self, inputs: Sequence[str]) -> nn.Module:
         """A new model whose forward takes exactly these inputs by name."""
         model = self.call("model")
         if not isinstance(model, nn.Module):
-            raise self.wrong("model", f"() gave {_described(model)}; expected a torch.nn.Module")
+            raise self.wrong("model", f"() gave {described(model)}; expected a torch.nn.Module")
         parameters = inspect.signature(model.forward).parameters
         kinds = {p.kind for p in parameters.values()}
-        place = _definition(model.forward)
+        place = definition(model.forward)
         what = f"{type(model).__name__}.forward"
         unknown = [name for name in inputs if name not in parameters]
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -127,7 +113,7 @@ class Recipe:
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise self.wrong(
                 method,
-                f"() gave {_described(dataset)}; expected a map-style dataset, with __len__ and __getitem__",
+                f"() gave {described(dataset)}; expected a map-style dataset, with __len__ and __getitem__",
                 hint="torch.utils.data.Dataset is one, and so is a list of (inputs, target)",
             )
         with users_code(f"{self.name}.{method}()[0]", self.folder):
@@ -141,12 +127,12 @@ class Recipe:
 
     def _check_item(self, method: str, item: Any, inputs: Sequence[str]) -> None:
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise self.wrong(method, f"()[0] is {_described(item)}; expected a pair of (inputs, target)")
+            raise self.wrong(method, f"()[0] is {described(item)}; expected a pair of (inputs, target)")
         given = item[0]
         if not isinstance(given, Mapping):
             raise self.wrong(
                 method,
-                f"()[0] has {_described(given)} as its inputs; expected a dict by input name",
+                f"()[0] has {described(given)} as its inputs; expected a dict by input name",
                 hint=f'such as {{"{inputs[0]}": …}}',
             )
         missing = [name for name in inputs if name not in given]
@@ -166,7 +152,7 @@ class Recipe:
             return dict(inputs), targets
         made = self.call("collate", list(items))
         if not isinstance(made, tuple | list) or len(made) != 2 or not isinstance(made[0], Mapping):
-            raise self.wrong("collate", f"() gave {_described(made)}; expected (dict of tensors by input name, targets)")
+            raise self.wrong("collate", f"() gave {described(made)}; expected (dict of tensors by input name, targets)")
         with users_code(f"{self.name}.collate()", self.folder):
             inputs = {str(name): torch.as_tensor(value) for name, value in made[0].items()}
         return inputs, made[1]
@@ -204,7 +190,7 @@ class Recipe:
             )
         for name, value in zip(self.outputs, values, strict=True):
             if not isinstance(value, Tensor):
-                raise self.wrong("outputs", f': forward returns {_described(value)} as "{name}"; expected a tensor')
+                raise self.wrong("outputs", f': forward returns {described(value)} as "{name}"; expected a tensor')
         return dict(zip(self.outputs, values, strict=True))
 
     def losses(self, outputs: dict[str, Tensor], targets: Targets, *, always: bool = True) -> Tensor:
@@ -215,7 +201,7 @@ class Recipe:
         if not isinstance(losses, Tensor) or losses.shape != (rows,):
             raise self.wrong(
                 "loss",
-                f"() gave {_described(losses)} for {_count(rows, 'row')}; expected a tensor of shape [{rows}], one "
+                f"() gave {described(losses)} for {_count(rows, 'row')}; expected a tensor of shape [{rows}], one "
                 "value per row",
                 hint='reduction="none", and the mean over all axes but the first',
             )
@@ -227,7 +213,7 @@ class Recipe:
         if missing:
             raise self.wrong(
                 "metric",
-                f"() gave {_described(metric)} without {names(missing)}",
+                f"() gave {described(metric)} without {names(missing)}",
                 hint="it needs update(outputs, targets) and result() -> dict of numbers",
             )
         found: Metric = metric
@@ -242,11 +228,11 @@ class Recipe:
         with users_code(f"{type(metric).__name__}.result()", self.folder):
             result: Any = metric.result()
         what = f"{type(metric).__name__}.result()"
-        place = _definition(getattr(metric, "result", None))
+        place = definition(getattr(metric, "result", None))
         if not isinstance(result, Mapping) or not result:
             raise ProgramFailed(
                 "configuration",
-                f"{what} gave {_described(result)}; expected a dict of numbers by name",
+                f"{what} gave {described(result)}; expected a dict of numbers by name",
                 hint='such as {"accuracy": 0.97}',
                 place=place,
             )
@@ -254,7 +240,7 @@ class Recipe:
         for name, value in result.items():
             if not isinstance(name, str) or not isinstance(value, int | float | np.number | np.ndarray | Tensor):
                 raise ProgramFailed(
-                    "configuration", f"{what}: {name!r} is {_described(value)}; expected a number", place=place
+                    "configuration", f"{what}: {name!r} is {described(value)}; expected a number", place=place
                 )
             numbers[name] = float(value)
         return numbers
@@ -268,97 +254,15 @@ class Recipe:
                 "configuration",
                 f"{type(metric).__name__}.result() gave {bad[0]} = {numbers[bad[0]]}; expected a finite number",
                 hint="usually a division by a count that is zero",
-                place=_definition(getattr(metric, "result", None)),
+                place=definition(getattr(metric, "result", None)),
             )
         return numbers
 
 
-_RAGGED = (
-    "items of different shapes need collate(self, items) in the recipe, which pads them to one shape"
-)
+_RAGGED = "items of different shapes need collate(self, items) in the recipe, which pads them to one shape"
 
 
-def load_recipe(reference: str) -> Recipe:
-    """Load `/abs/recipe.py:Digits`, put its folder first on the path, and check what can be checked without running it."""
-    path, _, name = reference.rpartition(":")
-    file = Path(path)
-    if not path or not name:
-        raise ProgramFailed("configuration", f'recipe "{reference}" names no class', hint='write "recipe.py:Class"')
-    if not file.is_file():
-        near = nearest(file.name, (other.name for other in file.parent.glob("*.py"))) if file.parent.is_dir() else None
-        raise ProgramFailed("configuration", f"the recipe file {file} does not exist", hint=near)
-    file = file.resolve()
-    loaded = sys.modules.get(file.stem)
-    if loaded is not None and getattr(loaded, "__file__", None) != str(file):
-        raise ProgramFailed(
-            "configuration",
-            f'a recipe file cannot be called "{file.name}": it would hide the module {file.stem}',
-            hint="rename it, for example to recipe.py",
-            where=str(file),
-        )
-    put_first(file.parent)
-    with users_code(f"importing {file.name}", file.parent):
-        module = loaded or _load(file)
-    user_class = getattr(module, name, None)
-    if not isinstance(user_class, type):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        found = "has no class" if user_class is None else f"has {_described(user_class)}, not a class, as"
-        own = [key for key in classes if vars(module)[key].__module__ == module.__name__]
-        raise ProgramFailed(
-            "configuration",
-            f'{file.name} {found} "{name}"; it has {names(own)}',
-            hint=nearest(name, classes),
-            where=str(file),
-        )
-    with users_code(f"{name}()", file.parent, hint="a recipe is made without arguments"):
-        user = user_class()
-    return _checked(name, file.parent, user)
-
-
-def _load(file: Path) -> Any:
-    try:
-        return load_file(file)
-    except ModuleNotFoundError as error:
-        if error.name is None:
-            raise
-        beside = nearest(error.name, (other.stem for other in file.parent.glob("*.py") if other != file))
-        hint = beside or f"install it into this environment, or put {error.name}.py beside {file.name}"
-        raise users_failure(error, f"importing {file.name}", file.parent, hint=hint) from error
-
-
-def _checked(name: str, folder: Path, user: Any) -> Recipe:
-    """Everything that is missing at once, not only the first."""
-    place = _definition(type(user))
-    problems: list[str] = []
-    known = [key for key in dir(user) if not key.startswith("_")]
-    for method, (signature, count) in {**METHODS, **OPTIONAL_METHODS}.items():
-        value = getattr(user, method, None)
-        if value is None:
-            if method in METHODS:
-                strange = [key for key in known if key not in METHODS and key not in OPTIONAL_METHODS]
-                near = nearest(method, strange)
-                problems.append(f"has no method {method}{signature}" + (f" ({near})" if near else ""))
-        elif not callable(value):
-            problems.append(f"has {_described(value)} as {method}; expected a method {method}{signature}")
-        else:
-            try:
-                inspect.signature(value).bind(*range(count))
-            except TypeError:
-                problems.append(f"has {method}{inspect.signature(value)}; expected {method}{signature}")
-    outputs = getattr(user, "outputs", None)
-    if isinstance(outputs, str) or not isinstance(outputs, Sequence) or not outputs:
-        problems.append(
-            f"has {'nothing' if outputs is None else repr(outputs)} as outputs; expected a tuple of names such as "
-            '("logits",)'
-        )
-    elif not all(isinstance(o, str) and o for o in outputs) or len(set(outputs)) != len(outputs):
-        problems.append(f"has {outputs!r} as outputs; expected different names")
-    if problems:
-        raise ProgramFailed("configuration", "\n".join(f"{name} {problem}" for problem in problems), place=place)
-    return Recipe(name=name, folder=folder, user=user, outputs=tuple(outputs or ()))
-
-
-def _definition(value: Any) -> Place | None:
+def definition(value: Any) -> Place | None:
     """Where a class or function of the user's is defined."""
     try:
         target = inspect.unwrap(value) if callable(value) else value
@@ -369,7 +273,7 @@ def _definition(value: Any) -> Place | None:
     return Place(Path(file), max(line, 1)) if file else None
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
     if isinstance(value, Tensor | np.ndarray):
         kind = "tensor" if isinstance(value, Tensor) else "array"
         return f"a {kind} of shape {list(value.shape)}"

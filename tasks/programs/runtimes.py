@@ -43,9 +43,7 @@ def runtime_of(job: EvaluateJob, recipe: Recipe) -> Infer:
     if job["runtime"] == "onnxruntime":
         session = onnx_session(Path(job["onnx"]), threads=threads)
         check_outputs(recipe, [output.name for output in session.get_outputs()], job["onnx"])
-        return lambda inputs: dict(
-            zip(recipe.outputs, session.run(list(recipe.outputs), dict(inputs)), strict=True)
-        )
+        return lambda inputs: dict(zip(recipe.outputs, session.run(list(recipe.outputs), dict(inputs)), strict=True))
     return triton(job["triton"], recipe)
 
 
@@ -64,7 +62,7 @@ def pytorch(recipe: Recipe, inputs: list[str], weights: Path) -> Infer:
 
 def onnx_session(path: Path, *, threads: int) -> Any:
     """A session on the CPU. Graph optimisations stay in memory: nothing of ours is written back."""
-    import onnxruntime  # noqa: PLC0415 - the other runtimes do without it
+    import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -86,10 +84,11 @@ def check_outputs(recipe: Recipe, given: list[str], where: str) -> None:
 
 def triton(target: TritonTarget, recipe: Recipe) -> Infer:
     """A client of a running server, over gRPC."""
-    import tritonclient.grpc as grpcclient  # noqa: PLC0415 - only here, so that all else does without it
-    from tritonclient.utils import InferenceServerException  # noqa: PLC0415
+    import tritonclient.grpc as grpcclient
+    from tritonclient.utils import InferenceServerException
 
-    client = grpcclient.InferenceServerClient(target["url"])
+    # A proxy that the environment names is not for servers of ours.
+    client = grpcclient.InferenceServerClient(target["url"], channel_args=[("grpc.enable_http_proxy", 0)])
     version = target.get("version")
     model_version = "" if version is None else str(version)
     timeout = target.get("timeout", DEFAULT_TIMEOUT)

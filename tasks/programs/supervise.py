@@ -10,7 +10,8 @@ or has died. REPORT is the write end of a pipe that takes one JSON object:
 
 It is a session leader, so a signal to the parent's process group misses it, and a child subreaper, so every orphan
 among its descendants, whatever session or group it made for itself, becomes its own child: when `waitpid` knows of no
-children, there are no descendants. It has one thread, so its direct child can ask the kernel to be killed with it.
+children, there are no descendants. The exception is marked in its environment (`OUTLIVES`): a server that goes on
+serving, and is recorded before it starts. It has one thread, so its direct child can ask the kernel to be killed with it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ LEFTOVERS_GRACE = 1.0
 """Seconds that descendants get once the child itself has ended."""
 GIVE_UP = 15.0
 """Seconds of SIGKILL after which what still lives (another user's process, one stuck in the kernel) is reported."""
+OUTLIVES = "ENGINEHOUSE_OUTLIVES"
+"""The environment variable that marks a process, and all that it starts, as meant to outlive the run; its value is the
+path of the process's record."""
 PARENT_CHECK = 1.0
 """Seconds between looks at the parent: a forked copy of it could hold the pipe open beyond its death."""
 
@@ -183,6 +187,8 @@ def end_descendants(children: Children, *, wake: int, grace: float) -> list[int]
     while children.reap():
         now = time.monotonic()
         living = descendants()
+        if not living:
+            return []  # what is left is meant to outlive the run
         if now > kill_from + GIVE_UP:
             return living
         for pid in living:
@@ -205,7 +211,8 @@ def send(pid: int, number: int) -> None:
 
 
 def descendants() -> list[int]:
-    """Every process below this one; also zombies, which may be processes of which only the first thread has ended."""
+    """Every process below this one but those that are meant to outlive the run; also zombies, which may be processes of
+    which only the first thread has ended."""
     offspring: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - see `read`
         if entry.isdecimal():
@@ -218,10 +225,18 @@ def descendants() -> list[int]:
     found: list[int] = []
     below = [os.getpid()]
     while below:
-        level = offspring.get(below.pop(), [])
+        level = [pid for pid in offspring.get(below.pop(), []) if not outlives(pid)]
         found += level
         below += level
     return found
+
+
+def outlives(pid: int) -> bool:
+    """Whether the process is a served one, recorded by `launch`, or belongs to one."""
+    try:
+        return f"\0{OUTLIVES}=" in "\0" + read(f"/proc/{pid}/environ")
+    except OSError:  # gone, a zombie, or another user's
+        return False
 
 
 def oom_kills() -> int:

@@ -27,7 +27,8 @@ from .batches import Batch, Share, batches, check_inputs, map_tensors, order_of,
 from .failures import ProgramFailed
 from .jobs import EpochMetrics, TrainConfig, TrainJob, TrainMetrics
 from .notes import Notes, Progress, write_json
-from .recipe import Dataset, Recipe, load_recipe
+from .recipe import Dataset, Recipe
+from .recipe_loading import load_recipe
 from .weights import not_finite, save_weights
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -79,11 +80,9 @@ def joined(config: TrainConfig) -> Iterator[World]:
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=config.get("timeout", 600.0)))
-    try:
-        yield World(rank=rank, size=size, device=device)
-        dist.barrier()  # or a rank that ends early takes the store with it, under the others' feet
-    finally:
-        dist.destroy_process_group()
+    yield World(rank=rank, size=size, device=device)
+    # Nobody leaves before all have what they need. The group is never destroyed: see `bootstrap.run_rank`.
+    dist.barrier()
 
 
 def main(job: TrainJob) -> None:
@@ -94,29 +93,36 @@ def main(job: TrainJob) -> None:
     torch.set_num_threads(config.get("threads", 1))
     torch.use_deterministic_algorithms(True)
     with joined(config) as world:
-        with notes.timed("load"):
-            seed_everything(config["seed"], rank=0)  # equal initial weights on every rank
-            recipe = load_recipe(job["recipe"])
-            run = Training.prepare(recipe, job, world)
-        with notes.timed("train"):
-            seed_everything(config["seed"], rank=world.rank)
-            history = run.fit()
-        if world.leads:
-            with notes.timed("save"):
-                run.save(Path(job["output"]), history)
-            notes.environment = {
-                "torch": torch.__version__,
-                "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
-                "world_size": str(world.size),
-                "threads": str(torch.get_num_threads()),
-            }
-            notes.write(Path(job["work"]))
+        train(job, world, notes)
+    if world.leads:
+        notes.write(Path(job["work"]))
+
+
+def train(job: TrainJob, world: World, notes: Notes) -> None:
+    """The whole run of this rank; the leading one writes the products."""
+    config = job["config"]
+    with notes.timed("load"):
+        seed_everything(config["seed"], rank=0)  # equal initial weights on every rank
+        recipe = load_recipe(job["recipe"])
+        run = Training.prepare(recipe, job, world)
+    with notes.timed("train"):
+        seed_everything(config["seed"], rank=world.rank)
+        history = run.fit()
+    if world.leads:
+        with notes.timed("save"):
+            run.save(Path(job["output"]), history)
+    notes.environment = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        "world_size": str(world.size),
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 def seed_everything(seed: int, *, rank: int) -> None:
     """Each rank draws numbers of its own (dropout, augmentation)."""
     random.seed(seed * 1009 + rank)
-    np.random.seed((seed * 1009 + rank) % 2**32)  # noqa: NPY002 - the global generator is what recipes may use
+    np.random.seed((seed * 1009 + rank) % 2**32)
     torch.manual_seed(seed * 1009 + rank)
 
 
@@ -239,9 +245,7 @@ class Training:
         return finite(loss_sum / len(self.validation_data)), {name: finite(v) for name, v in numbers.items()}
 
     def plan(self, order: Any) -> list[Share]:
-        return shares(
-            order, batch_size=self.config["batch_size"], rank=self.world.rank, world_size=self.world.size
-        )
+        return shares(order, batch_size=self.config["batch_size"], rank=self.world.rank, world_size=self.world.size)
 
     def load(self, dataset: Dataset, plan: list[Share]) -> Iterator[Batch]:
         for batch in batches(self.recipe, dataset, plan, num_workers=self.config.get("num_workers", 0)):

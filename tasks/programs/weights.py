@@ -10,7 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .failures import FailureKind, ProgramFailed, nearest
+from .failures import ProgramFailed, nearest
+from .jobs import FailureKind
 
 SHOWN = 5
 """Names listed per kind of mismatch; a model that does not fit at all has thousands."""
@@ -29,7 +30,7 @@ def plain_name(name: str) -> str:
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Equal weights give equal bytes. Tied tensors are written under each of their names, so that any reader has all."""
+    """Equal weights give equal bytes. Tied tensors are written under each of their names: any reader has all."""
     state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
     save_file(state, path)
 

@@ -182,7 +182,7 @@ def check(
     except ConfigError as error:
         return [*problems, *error.problems]
     for kind, tensors in (("input", config.input), ("output", config.output)):
-        problems += _check_tensors(kind, tensors)
+        problems += _check_tensors(kind, tensors, batched=config.max_batch_size > 0)
     problems += _check_batching(config)
     problems += _check_instances(config, config_text)
     if versions is not None:
@@ -193,7 +193,7 @@ def check(
     return problems
 
 
-def _check_tensors(kind: str, tensors: Sequence[Any]) -> Iterator[Problem]:
+def _check_tensors(kind: str, tensors: Sequence[Any], *, batched: bool) -> Iterator[Problem]:
     if not tensors:
         yield Problem(f"the model has no {kind}", field=kind, hint=f"declare at least one {kind}")
     for name, times in Counter(t.name for t in tensors).items():
@@ -206,7 +206,9 @@ def _check_tensors(kind: str, tensors: Sequence[Any]) -> Iterator[Problem]:
         if tensor.data_type == messages().TYPE_INVALID:
             yield Problem("has no data_type", field=field, hint="such as TYPE_FP32")
         if not tensor.dims:
-            yield Problem("has no dims", field=field, hint="a scalar is `dims: [1]` with an empty `reshape`")
+            yield Problem("has no dims", field=field, hint="one value a row is `dims: [1]` with an empty `reshape`")
+        if tensor.HasField("reshape") and not tensor.reshape.shape and not batched:
+            yield Problem("is reshaped to no axis at all, which needs a max_batch_size above 0", field=field)
         for size in tensor.dims:
             if size < 1 and size != -1:
                 yield Problem(f"{size} is no size of an axis", field=f"{field}.dims", hint="1 and above, or -1 for any")

@@ -13,16 +13,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tasks.artifacts.digest import hash_file
 from tasks.config.names import check_name
 from tasks.errors import ConfigError, Problem, Refused, StoreUnusable
 from tasks.toolchain.config_pbtxt import is_ours, listed_versions
-from tasks.toolchain.model_writing import CONFIG, is_leftover, is_staging, read_config
+from tasks.toolchain.model_writing import (
+    CONFIG,
+    clear_leftovers,
+    commit_config,
+    is_leftover,
+    is_staging,
+    read_config,
+)
 from tasks.toolchain.provenance import PROVENANCE, Provenance
+
+__all__ = [
+    "CONFIG",
+    "ModelFolder",
+    "Provenance",
+    "Published",
+    "Repository",
+    "clear_leftovers",
+    "commit_config",
+    "models_of",
+    "observe",
+]
 
 _VERSION = re.compile(r"0|[1-9][0-9]*")  # Triton ignores `01` and `v1`
 
@@ -126,18 +146,13 @@ def observe(repository: Repository, model: str) -> ModelFolder:
         StoreUnusable: the file system does not let us read.
     """
     folder = repository.folder(model)
-    try:
+    with _reading():
         if not folder.exists():
             return ModelFolder(repository=repository, model=model, folder=folder)
         entries = sorted(folder.iterdir())
         config = read_config(folder)
         found = {entry.name: _read_version(model, entry) for entry in entries if _VERSION.fullmatch(entry.name)}
         leftovers = tuple(entry.name for entry in entries if is_leftover(entry))
-    except OSError as error:
-        raise StoreUnusable(
-            f"the model repository cannot be read: {error.strerror}: {error.filename}\n"
-            "make it readable, or name another `publish.repository`"
-        ) from error
     foreign = {name: version.why for name, version in found.items() if isinstance(version, _Foreign)}
     for entry in entries:
         if entry.name == CONFIG:
@@ -161,15 +176,38 @@ def observe(repository: Repository, model: str) -> ModelFolder:
     )
 
 
+def models_of(repository: Repository) -> tuple[str, ...]:
+    """The names of the models that were released here: those with a config.pbtxt of ours. Sorted; cheap.
+
+    Raises:
+        StoreUnusable: the file system does not let us read.
+    """
+    with _reading():
+        if not repository.path.exists():
+            return ()
+        folders = sorted(path for path in repository.path.iterdir() if path.is_dir() and not path.is_symlink())
+        return tuple(folder.name for folder in folders if is_ours(read_config(folder) or ""))
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnusable(
+            f"the model repository cannot be read: {error.strerror}: {error.filename}\n"
+            "make it readable, or name another `publish.repository`"
+        ) from error
+
+
 def _listed(folder: Path, config: str | None, taken: set[int]) -> tuple[int, ...]:
     if config is None or not is_ours(config):
         return ()
     try:
         listed = listed_versions(config)
     except ConfigError as error:
-        raise Refused(
-            f"{folder / CONFIG} has been changed by hand: {error}\nmend it, or remove it and publish again"
-        ) from error
+        where = ConfigError(*(replace(problem, file=folder / CONFIG) for problem in error.problems))
+        raise Refused(f"{where}\nit has been changed by hand: mend it, or remove it and publish again") from error
     if listed is None:  # then Triton serves the latest one
         return tuple(sorted(taken)[-1:])
     return listed

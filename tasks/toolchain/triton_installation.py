@@ -18,7 +18,7 @@ DESCRIPTION = "installation.json"
 """Written last by `setup`, so what has none is not finished."""
 FORMAT = 1
 """Of the description."""
-SETUP = "set one up with `enginehouse serve setup` (350 MB), or install NVIDIA's tritonserver and put it on the PATH"
+SETUP = "set one up with `enginehouse serve setup` (310 MB), or install NVIDIA's tritonserver and put it on the PATH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class TritonInstallation:
     version: str
     """Of the server, such as `2.51.0`; `unknown` where a native one does not say."""
     backends: Literal["cpu stand-in", "native"]
-    """`cpu stand-in`: made by `setup`, serves ONNX models with our python-based backend; `native`: NVIDIA's backends."""
+    """`cpu stand-in`: made by `setup`, serves ONNX models with our python-based backend. `native`: NVIDIA's own."""
     arguments: tuple[str, ...]
     """What every start of it needs (backend directory…)."""
     environment: tuple[tuple[str, str], ...]
@@ -42,8 +42,8 @@ def default_folder() -> Path:
 
 
 def find_installation() -> TritonInstallation:
-    """$ENGINEHOUSE_TRITON (a folder made by `setup`, or a tritonserver binary), else `tritonserver` on the PATH, else what
-    is in the default folder. Reads a few small files.
+    """$ENGINEHOUSE_TRITON (a folder made by `setup`, or a tritonserver binary), else `tritonserver` on the PATH, else
+    what is in the default folder. Reads a few small files.
 
     Raises ToolMissing where there is none, or where the folder was made for another version of us.
     """
@@ -104,8 +104,6 @@ def assembled(folder: Path, *, python: str, version: str) -> TritonInstallation:
             # The stub takes its modules from the environment of the first `python3` on the PATH.
             ("PATH", _joined("PATH", folder / "env" / "bin")),
             ("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1")),
-            # onnxruntime 1.32 on Linux reports its use to its maker unless told not to.
-            ("ORT_DISABLE_TELEMETRY", "1"),
         ),
     )
 
@@ -133,17 +131,23 @@ def requirements_digest() -> str:
 
 def backend_digest() -> str:
     """sha256 of the stand-in's code, in hex."""
-    return hashlib.sha256((containers_folder() / "triton" / "backends" / "onnxruntime" / "model.py").read_bytes()).hexdigest()
+    return hashlib.sha256(
+        (containers_folder() / "triton" / "backends" / "onnxruntime" / "model.py").read_bytes()
+    ).hexdigest()
 
 
 def _native(binary: Path) -> TritonInstallation:
     if not (binary.is_file() and os.access(binary, os.X_OK)):
-        raise ToolMissing("Triton", why=f"${VARIABLE} names {binary}, which is neither a folder nor a program", mend=SETUP)
+        raise ToolMissing(
+            "Triton", why=f"${VARIABLE} names {binary}, which is neither a folder nor a program", mend=SETUP
+        )
     # In NVIDIA's containers: /opt/tritonserver/bin/tritonserver beside /opt/tritonserver/TRITON_VERSION.
     version = binary.resolve().parent.parent / "TRITON_VERSION"
     return TritonInstallation(
         tritonserver=binary,
-        version=version.read_text().strip() if version.is_file() else os.environ.get("TRITON_SERVER_VERSION", "unknown"),
+        version=version.read_text().strip()
+        if version.is_file()
+        else os.environ.get("TRITON_SERVER_VERSION", "unknown"),
         backends="native",
         arguments=(),
         environment=(),

@@ -7,9 +7,11 @@ nothing but itself is forked. A reader of its own looks at the repository all th
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -21,8 +23,8 @@ from tasks.artifacts.content import Content, FileEntry
 from tasks.artifacts.digest import Digest
 from tasks.artifacts.record import ArtifactRef
 from tasks.errors import EnginehouseError, Refused
-from tasks.publish import PublishPlan, Repository, Wanted, commit, observe, place_version, plan
-from tasks.toolchain.config_pbtxt import HEADER, listed_versions
+from tasks.publish import PublishPlan, Repository, Wanted, commit, commit_config, observe, place_version, plan
+from tasks.toolchain.config_pbtxt import HEADER, listed_versions, with_versions
 
 MODEL = "digits"
 CONFIG = (
@@ -163,37 +165,48 @@ def state(repository: Repository) -> dict[str, Any]:
 def kill_at_random_instants(repository: Repository, trials: int) -> dict[str, Any]:
     """Each trial publishes another content, is killed, and is run again to its end."""
     publish(repository, files_of(0))
-    started = time.monotonic()
-    publish(repository, files_of(1))
-    usual = time.monotonic() - started
     reader = Reader(repository.folder(MODEL))
     chance = random.Random(7)
+    usual = 0.0
     killed = 0
     leftovers = 0
-    for trial in range(2, trials + 2):
-        pid = fork(lambda: [publish(repository, files_of(trial)), time.sleep(60)] and None)  # noqa: B023
-        time.sleep(chance.uniform(0, 1.3 * usual))
+    for trial in range(1, trials + 1):
+        began_read, began_write = os.pipe()
+
+        def work() -> None:
+            os.write(began_write, b"x")  # noqa: B023
+            publish(repository, files_of(trial))  # noqa: B023
+            time.sleep(60)
+
+        pid = fork(work)
+        os.read(began_read, 1)
+        time.sleep(chance.uniform(0, usual))
         os.kill(pid, signal.SIGKILL)
         killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        os.close(began_read)
+        os.close(began_write)
         leftovers += len(observe(repository, MODEL).leftovers)
+        started = time.monotonic()
         publish(repository, files_of(trial))
+        usual = (usual + time.monotonic() - started) / 2
     return {"killed": killed, "leftovers": leftovers, "reader": reader.stop(), "state": state(repository)}
 
 
 CHANGES = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.chmod", "fcntl.flock", "shutil.rmtree")
 
 
-def kill_before_every_step(repository: Repository, *, first: bool) -> dict[str, Any]:
-    """Die before the first, second, ... change of the file system, until a run comes through."""
-    reader = Reader(repository.folder(MODEL))
-    contents = 0
-    if not first:
-        publish(repository, files_of(0))
-        contents = 1
-    steps = 0
-    while True:
-        steps += 1
-        trial = repository if not first else Repository(repository.path / f"{steps}")
+def kill_before_every_step(repository: Repository, *, placed: int) -> dict[str, Any]:
+    """Die before the first, second, ... change of the file system, each time in a repository of its own.
+
+    What lies there then is what a reader would have seen at that instant. Ends with the run that comes through.
+    """
+    base = Repository(repository.path / "base")
+    for seed in range(placed):
+        publish(base, files_of(seed))
+    base.path.mkdir(parents=True, exist_ok=True)
+    for step in itertools.count(1):
+        trial = Repository(repository.path / f"{step}")
+        shutil.copytree(base.path, trial.path)
 
         def work() -> None:
             seen = 0
@@ -202,25 +215,25 @@ def kill_before_every_step(repository: Repository, *, first: bool) -> dict[str, 
                 nonlocal seen
                 if event in CHANGES:
                     seen += 1
-                    if seen == steps:  # noqa: B023
+                    if seen == step:  # noqa: B023
                         os.kill(os.getpid(), signal.SIGKILL)
 
             sys.addaudithook(hook)
-            publish(trial, files_of(contents))  # noqa: B023
+            publish(trial, files_of(placed))  # noqa: B023
 
         ended = os.waitpid(fork(work), 0)[1]
-        if first:
-            wrong = look(trial.folder(MODEL), proven={}) if trial.folder(MODEL).exists() else []
-            assert wrong == [], wrong
-        publish(trial, files_of(contents))
+        folder = trial.folder(MODEL)
+        wrong = look(folder, proven={}) if folder.exists() else []
+        assert wrong == [], (step, wrong)
+        publish(trial, files_of(placed))
         after = state(trial)
-        assert after["wrong"] == [], after
-        if first:
-            assert after["entries"] == ["1", "config.pbtxt"], after
-        contents += not first
+        assert after["wrong"] == [], (step, after)
+        assert after["entries"] == [*map(str, range(1, placed + 2)), "config.pbtxt"], (step, after)
+        assert after["listed"] == tuple(range(1, placed + 2)), (step, after)
         if not os.WIFSIGNALED(ended):
             assert os.WEXITSTATUS(ended) == 0
-            return {"steps": steps, "reader": reader.stop(), "state": after}
+            return {"steps": step}
+    raise AssertionError
 
 
 def publish_at_once(repository: Repository, publishers: int, rounds: int, *, same: bool) -> dict[str, Any]:
@@ -237,8 +250,7 @@ def publish_at_once(repository: Repository, publishers: int, rounds: int, *, sam
             try:
                 publish(repository, files)
             except Refused as error:
-                assert "run again" in str(error)
-                os._exit(9)
+                os._exit(9 if "run again" in str(error) else 1)
 
         pids = [fork(lambda n=n: work(n)) for n in range(publishers)]  # type: ignore[misc]
         os.close(start_write)
@@ -247,6 +259,28 @@ def publish_at_once(repository: Repository, publishers: int, rounds: int, *, sam
         assert set(codes) <= {0, 9}, codes
         refused += codes.count(9)
     return {"refused": refused, "reader": reader.stop(), "state": state(repository)}
+
+
+def commit_at_once(repository: Repository, committers: int, rounds: int) -> dict[str, Any]:
+    """Several configs want to replace the same one; each hesitates at the last instant. Returns who came through."""
+    folder = repository.folder(MODEL)
+    for seed in range(committers):
+        publish(repository, files_of(seed))
+    codes = []
+    for _ in range(rounds):
+        observed = (folder / "config.pbtxt").read_text()
+
+        def work(version: int) -> None:
+            sys.addaudithook(lambda event, _: time.sleep(0.05) if event == "os.rename" else None)
+            config = with_versions(CONFIG.replace("size: 8", f"size: {os.getpid()}"), [version])
+            try:
+                commit_config(folder, config, replacing=observed)  # noqa: B023
+            except Refused:
+                os._exit(9)
+
+        pids = [fork(lambda n=n: work(n)) for n in range(1, committers + 1)]  # type: ignore[misc]
+        codes.append(sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
+    return {"codes": codes}
 
 
 def in_a_full_file_system(repository: Repository) -> dict[str, Any]:
@@ -283,7 +317,7 @@ def in_a_read_only_file_system(repository: Repository) -> dict[str, Any]:
     """`repository` lies in a file system that is made read-only by the command that stands in the environment."""
     publish(repository, files_of(0))
     before = state(repository)
-    assert os.system(os.environ["REMOUNT"]) == 0  # noqa: S605
+    assert os.system(os.environ["REMOUNT"]) == 0
     errors = []
     for files in (files_of(0), files_of(1)):
         try:
@@ -296,10 +330,11 @@ def in_a_read_only_file_system(repository: Repository) -> dict[str, Any]:
 if __name__ == "__main__":
     trial = {
         "random": lambda r: kill_at_random_instants(r, 40),
-        "steps": lambda r: kill_before_every_step(r, first=False),
-        "first": lambda r: kill_before_every_step(r, first=True),
-        "race": lambda r: publish_at_once(r, 4, 8, same=False),
-        "same": lambda r: publish_at_once(r, 4, 8, same=True),
+        "first": lambda r: kill_before_every_step(r, placed=0),
+        "next": lambda r: kill_before_every_step(r, placed=1),
+        "race": lambda r: publish_at_once(r, 4, 5, same=False),
+        "same": lambda r: publish_at_once(r, 4, 5, same=True),
+        "commits": lambda r: commit_at_once(r, 4, 3),
         "full": in_a_full_file_system,
         "read-only": in_a_read_only_file_system,
     }[sys.argv[1]]

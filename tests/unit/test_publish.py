@@ -27,6 +27,7 @@ from tasks.publish import (
     release_config,
 )
 from tasks.toolchain.config_pbtxt import with_versions
+from tasks.toolchain.model_repository import models_of
 
 PROGRAM = Path(__file__).parent / "publishing.py"
 _spec = spec_from_file_location("publishing", PROGRAM)
@@ -54,10 +55,14 @@ def tree(root: Path) -> dict[str, object]:
     return {
         path.relative_to(root).as_posix(): (
             path.lstat().st_mtime_ns,
-            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None,
+            path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None,
         )
         for path in sorted(root.rglob("*"))
     }
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def config_text(folder: Path) -> str:
@@ -83,7 +88,7 @@ def test_the_first_version_goes_into_a_repository_that_does_not_exist_yet(reposi
         assert (folder / "1" / path).read_bytes() == data
         assert (folder / "1" / path).stat().st_mode & 0o222 == 0
     assert config_text(folder) == with_versions(CONFIG, [1])
-    assert sorted(os.listdir(folder)) == ["1", "config.pbtxt"]
+    assert names(folder) == ["1", "config.pbtxt"]
 
 
 def test_provenance_says_what_the_version_is_and_where_it_comes_from(repository, folder):
@@ -194,6 +199,16 @@ def test_ten_follows_nine(repository):
     assert (todo.version, todo.previous) == (10, 9)
 
 
+def test_the_models_of_a_repository_are_those_that_were_released(repository):
+    assert models_of(repository) == ()
+    publish(repository, files_of(1))
+    make_by_hand(repository.path / "by_hand", "1")
+    (repository.path / "placed_but_not_committed" / "1").mkdir(parents=True)
+    (repository.path / "README.md").write_text("a file")
+    (repository.path / "link").symlink_to(repository.path / MODEL)
+    assert models_of(repository) == (MODEL,)
+
+
 # What is refused
 
 
@@ -275,10 +290,9 @@ def test_a_config_of_ours_that_was_spoilt_by_hand_is_refused_with_the_line(repos
     publish(repository, files_of(1))
     with (folder / "config.pbtxt").open("a") as file:
         file.write("max_batch: 3\n")
-    lines = config_text(folder).count("\n")
-    with pytest.raises(Refused, match="has been changed by hand: ") as caught:
+    line = config_text(folder).count("\n")
+    with pytest.raises(Refused, match=rf"{folder}/config.pbtxt:{line}: .*`?max_batch.*\nit has been changed by hand"):
         observe(repository, MODEL)
-    assert f"{lines}" in str(caught.value)
 
 
 WRONG_FILES = {
@@ -375,7 +389,7 @@ def test_a_config_is_committed_only_over_the_one_that_was_planned_with(repositor
     with pytest.raises(Refused, match="somebody else published, released or edited\nrun again"):
         commit(ours)
     assert config_text(folder) == theirs
-    assert sorted(os.listdir(folder)) == ["1", "2", "3", "config.pbtxt"]
+    assert names(folder) == ["1", "2", "3", "config.pbtxt"]
 
 
 def test_a_config_that_lists_a_version_that_is_not_there_is_not_committed(repository, folder):
@@ -391,7 +405,33 @@ def test_committing_leaves_no_other_name_and_replaces_the_file_whole(repository,
     with (folder / "config.pbtxt").open() as old:
         publish(repository, files_of(2))
         assert old.read() == with_versions(CONFIG, [1]), "who reads the old one reads it to its end"
-    assert sorted(os.listdir(folder)) == ["1", "2", "config.pbtxt"]
+    assert names(folder) == ["1", "2", "config.pbtxt"]
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(repository, folder, monkeypatch):
+    """Watches the real calls; what a power failure leaves cannot be tried here."""
+    happened = []
+
+    def sync(descriptor: int, real=os.fsync) -> None:
+        happened.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        real(descriptor)
+
+    def rename(old: Path, new: Path, real=Path.rename) -> Path:
+        happened.append((old.name, new))
+        return real(old, new)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "rename", rename)
+    publish(repository, files_of(1))
+    placed = happened.index(("version", folder / "1"))
+    version = Path(next(path for path in happened if str(path).endswith("/provenance.json"))).parent
+    for path in [".", "assets", *files_of(1), "provenance.json"]:
+        assert version / path in happened[:placed]
+    assert {repository.path, repository.path.parent} <= set(happened[:placed])
+    assert happened[placed + 1] == folder
+    committed = happened.index(("config.pbtxt", folder / "config.pbtxt"))
+    assert happened[committed - 2].name == "config.pbtxt"
+    assert happened[committed + 1] == folder
 
 
 # Leftovers
@@ -428,7 +468,7 @@ def test_leftovers_alone_are_something_to_do(repository, folder):
     todo = plan(observe(repository, MODEL), wanted(files_of(1)))
     assert todo.steps == ("clear .staging-1-00, left by a publisher that died",)
     place_version(todo, source_of({}))
-    assert sorted(os.listdir(folder)) == ["1", "config.pbtxt"]
+    assert names(folder) == ["1", "config.pbtxt"]
 
 
 def test_a_number_taken_in_the_meantime_is_left_to_whom_it_is(repository, folder):
@@ -453,7 +493,7 @@ def test_a_version_that_another_publisher_placed_meanwhile_is_used(repository, f
         source_of(files_of(1))(to)
 
     assert place_version(plan(observe(repository, MODEL), wanted(files_of(1))), source).version == 1
-    assert sorted(os.listdir(folder)) == ["1", "config.pbtxt"]
+    assert names(folder) == ["1", "config.pbtxt"]
 
 
 # Processes of their own: killed, at once, without room
@@ -461,7 +501,7 @@ def test_a_version_that_another_publisher_placed_meanwhile_is_used(repository, f
 
 def run_trials(kind: str, repository: Repository, *, prefix: tuple[str, ...] = (), **env: str) -> dict:
     command = [*prefix, sys.executable, str(PROGRAM), kind, str(repository.path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **env})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **env}, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -472,39 +512,37 @@ def test_a_publisher_killed_at_random_instants_is_never_seen_half_done_and_its_r
     assert result["leftovers"] > 0, "else the kills came too late to prove anything"
     assert result["reader"]["wrong"] == []
     assert result["reader"]["looks"] > 100
-    # 42 contents gave 42 versions, in order: no rerun placed twice what its killed run had placed.
-    contents = [str(wanted(files_of(seed)).engine.content) for seed in range(42)]
+    # 41 contents gave 41 versions, in order: no rerun placed twice what its killed run had placed.
+    contents = [str(wanted(files_of(seed)).engine.content) for seed in range(41)]
     assert result["state"]["contents"] == {str(n): content for n, content in enumerate(contents, start=1)}
-    assert result["state"]["listed"] == [41, 42]
-    assert result["state"]["entries"] == sorted([*map(str, range(1, 43)), "config.pbtxt"])
+    assert result["state"]["listed"] == [40, 41]
+    assert result["state"]["entries"] == sorted([*map(str, range(1, 42)), "config.pbtxt"])
 
 
-@pytest.mark.parametrize("kind", ["first", "steps"])
-def test_a_publisher_killed_before_each_of_its_steps_is_never_seen_half_done(repository, kind):
-    result = run_trials(kind, repository)
-    assert result["steps"] > 20
-    assert result["reader"]["wrong"] == []
-    assert result["state"]["wrong"] == []
-    assert result["state"]["entries"] == sorted([*result["state"]["contents"], "config.pbtxt"])
-    if kind == "steps":
-        assert len(result["state"]["contents"]) == result["steps"] + 1
+@pytest.mark.parametrize("kind", ["first", "next"])
+def test_a_publisher_killed_before_each_of_its_steps_leaves_nothing_half_done_and_its_rerun_converges(repository, kind):
+    assert run_trials(kind, repository)["steps"] > 20
 
 
 def test_publishers_at_once_get_versions_of_their_own_or_one_clear_refusal(repository):
     result = run_trials("race", repository)
     assert result["reader"]["wrong"] == []
-    assert len(set(result["state"]["contents"].values())) == 32, "nobody's files were lost"
+    assert len(set(result["state"]["contents"].values())) == 20, "nobody's files were lost"
     assert result["state"]["wrong"] == []
-    assert result["state"]["listed"][-1] == 32 or result["refused"] > 0
+    assert result["state"]["listed"][-1] == 20 or result["refused"] > 0
 
 
 def test_publishers_of_the_same_content_at_once_get_one_version(repository):
     result = run_trials("same", repository)
     assert result["reader"]["wrong"] == []
-    assert len(result["state"]["contents"]) == 8
-    assert len(set(result["state"]["contents"].values())) == 8
-    assert result["state"]["listed"] == [7, 8]
-    assert result["state"]["entries"] == sorted([*map(str, range(1, 9)), "config.pbtxt"])
+    assert len(result["state"]["contents"]) == 5
+    assert len(set(result["state"]["contents"].values())) == 5
+    assert result["state"]["listed"] == [4, 5]
+    assert result["state"]["entries"] == ["1", "2", "3", "4", "5", "config.pbtxt"]
+
+
+def test_of_several_configs_that_would_replace_the_same_one_exactly_one_does(repository):
+    assert run_trials("commits", repository)["codes"] == [[0, 9, 9, 9]] * 3
 
 
 @pytest.fixture
@@ -514,7 +552,10 @@ def file_system_of_one_mebibyte(tmp_path) -> tuple[str, ...]:
     small.mkdir()
     script = f'mount -t tmpfs -o size=1m none {shlex.quote(str(small))} && exec "$@"'
     prefix = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
-    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode != 0:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode != 0
+    ):
         pytest.skip("mounting a small file system needs user namespaces")
     return prefix
 
@@ -551,7 +592,7 @@ def test_a_repository_that_others_own_is_not_changed():
         try:
             if user == 0:
                 os.seteuid(65534)
-            with pytest.raises(StoreUnusable, match="Permission denied: .*\nmake it writable"):
+            with pytest.raises(StoreUnusable, match=r"Permission denied: .*\nmake it writable"):
                 publish(repository, publish_all[2])
         finally:
             os.seteuid(user)

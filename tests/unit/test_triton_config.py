@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.config import AxisRange, DynamicBatching, InstanceGroup, Serve
+from tasks.config import AxisRange, DynamicBatching, InstanceGroup, Pipeline, Serve
 from tasks.errors import ConfigError
+from tasks.stage import Identity, Site
 from tasks.toolchain.config_pbtxt import HEADER, is_ours, listed_versions
-from tasks.triton_config import Signature, check, model_config, signature_of, with_versions
+from tasks.triton_config import STAGE, Signature, check, model_config, signature_of, with_versions
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "triton_config"
 UPDATE = "ENGINEHOUSE_UPDATE_GOLDEN"  # set it to write the files anew, then review what git shows
@@ -58,7 +59,6 @@ CASES = {
     "reshape": case(
         [("temperature", "float32", ["batch"])], [("score", "float32", ["batch"]), LOGITS], max_batch_size=4
     ),
-    "reshape_without_batching": case([("x", "float32", [])], [("y", "float32", [3])], max_batch_size=0, shapes={}),
     "dynamic_axes": case(
         [("tokens", "int64", ["batch", "length"]), ("mask", "bool", ["batch", "length"]), IMAGE],
         [("pooled", "float32", ["batch", 16]), ("states", "float16", ["batch", "length", 16])],
@@ -139,6 +139,10 @@ WRONG_SIGNATURES = {
         ["input `x` [length, batch] does not begin with the axis `batch`"],
     ),
     "no axis at all": (case([("x", "float32", [])], max_batch_size=4), ["input `x` [] does not begin"]),
+    "no axis and no batching": (
+        case([("x", "float32", [])], max_batch_size=0),
+        ["input `x` [] has no axis, and Triton has no such tensor (give it an axis of size 1)"],
+    ),
     "rows that depend on each other": (
         case(outputs=[("similarity", "float32", ["batch", "batch"])], max_batch_size=4),
         ["output `similarity` [batch, batch] has the axis `batch` twice"],
@@ -224,13 +228,13 @@ MISTAKES = {
     ),
     "the batch axis repeated in the dims": (
         BASE.replace("dims: [4]", "dims: [-1, 4]"),
-        "input[0].dims: [-1, 4] does not fit the model's ['batch', 4]; max_batch_size above 0 adds the batch axis itself",
+        "[-1, 4] does not fit the model's ['batch', 4]; max_batch_size above 0 adds the batch axis itself",
     ),
     "a preferred batch above the largest": (
         BASE + "dynamic_batching { preferred_batch_size: [4, 16] }\n",
         "dynamic_batching.preferred_batch_size: 16 is not between 1 and max_batch_size, 8",
     ),
-    "a byte order mark": ("\ufeff" + BASE, "1: begins with a byte order mark, which Triton cannot read"),
+    "a byte order mark": ("\ufeff" + BASE, "begins with a byte order mark, which Triton cannot read"),
     "a misspelt field": (
         BASE + "dynamic_batchin { }\n",
         'config.pbtxt cannot be read: Message type "inference.ModelConfig" has no field named "dynamic_batchin".',
@@ -243,6 +247,10 @@ MISTAKES = {
     "no type": (BASE.replace("data_type: TYPE_FP32 dims: [4]", "dims: [4]"), "input[0]: has no data_type"),
     "no name": (BASE.replace('name: "x" ', ""), "input[0]: has no name"),
     "no dims": (BASE.replace(" dims: [4]", ""), "input[0]: has no dims"),
+    "a reshape to nothing without batches": (
+        BASE.replace("size: 8", "size: 0").replace("dims: [4] }", "dims: [1] reshape { } }"),
+        "input[0]: is reshaped to no axis at all, which needs a max_batch_size above 0",
+    ),
     "an axis of no size": (BASE.replace("dims: [4]", "dims: [-2]"), "input[0].dims: -2 is no size of an axis"),
     "a negative batch": (BASE.replace("size: 8", "size: -8"), "max_batch_size: -8 is below 0 (0 turns batching off)"),
     "a tensor that the model lacks": (
@@ -298,7 +306,10 @@ def test_the_order_of_tensors_is_no_part_of_a_signature():
 
 def test_a_signature_reads_as_a_person_would_write_it():
     assert str(signature_of(BASE)) == "x FP32 [batch, 4] -> y FP32 [batch, 2]"
-    assert str(signature_of((GOLDEN / "no_batching.pbtxt").read_text())) == "image FP32 [-1, 1, 8, 8] -> logits FP32 [-1, 10]"
+    assert (
+        str(signature_of((GOLDEN / "no_batching.pbtxt").read_text()))
+        == "image FP32 [-1, 1, 8, 8] -> logits FP32 [-1, 10]"
+    )
 
 
 @pytest.mark.parametrize("first", ["ours", "tritonclient"])
@@ -319,3 +330,49 @@ print(json.dumps([heavy, ours() is tritonclient() is a]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [[] if first == "ours" else ["grpc", "numpy"], True]
+
+
+# The stage
+
+
+def pipeline(**changes) -> Pipeline:
+    value = {
+        "name": "digits",
+        "recipe": "recipe.py:Digits",
+        "data": {"digits": {"distribution": "scikit-learn"}},
+        "shapes": {"batch": {"min": 1, "opt": 8, "max": 32}},
+        "inputs": {"image": {"dtype": "float32", "shape": ["batch", 1, 8, 8]}},
+        "serve": {"max_batch_size": 32},
+    }
+    return Pipeline.model_validate(value | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_equal"),
+    [
+        ({"serve": {"max_batch_size": 16}}, False),
+        ({"serve": {"max_batch_size": 32, "dynamic_batching": {}}}, False),
+        ({"model": "other"}, False),
+        ({"name": "other", "model": "digits"}, True),
+        ({"publish": {"repository": "elsewhere"}}, True),
+        ({"train": {"seed": 3}}, True),
+        ({"shapes": {"batch": {"min": 1, "opt": 8, "max": 64}}}, True),
+    ],
+)
+def test_the_key_holds_what_changes_the_config_and_nothing_else(changes, is_equal):
+    identity = Identity(code=None, data=None)
+    assert (STAGE.parts(pipeline(**changes), identity) == STAGE.parts(pipeline(), identity)) is is_equal
+
+
+def test_the_stage_writes_the_config_from_the_engines_signature(tmp_path):
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    tensors = {"inputs": [IMAGE], "outputs": [LOGITS]}
+    written = {side: [dict(zip(("name", "dtype", "shape"), t, strict=True)) for t in tensors[side]] for side in tensors}
+    (engine / "signature.json").write_text(json.dumps(written | {"opset": 20, "ir_version": 10}))
+    site = Site(pipeline=pipeline(), materials={"engine": engine}, work=tmp_path / "work")
+    assert STAGE.steps(site) == ()
+    STAGE.collect(site)
+    assert [path.name for path in site.product.iterdir()] == ["config.pbtxt"]
+    expected = model_config(model="digits", **case(max_batch_size=32))
+    assert (site.product / "config.pbtxt").read_text() == expected

@@ -58,8 +58,13 @@ class Piece:
 def split(tree: ast.Module, recipe: ast.ClassDef | None) -> Parts:
     """The two parts of a recipe's module; the whole module for both where they cannot be told apart."""
     whole = Parts(train=tree.body, metric=tree.body)
-    if recipe is None:
+    try:
+        return whole if recipe is None else _split(tree, recipe, whole)
+    except RecursionError:  # an expression that nests deeper than Python writes out
         return whole
+
+
+def _split(tree: ast.Module, recipe: ast.ClassDef, whole: Parts) -> Parts:
     inside = _metric_members(recipe)
     if inside is None:
         return whole
@@ -71,15 +76,14 @@ def split(tree: ast.Module, recipe: ast.ClassDef | None) -> Parts:
         return whole
 
     shared = [piece for piece in others if piece.shared]
-    by_metric = _reached([metric_class, *shared], others)
+    by_metric = _reached([metric_class, *shared], [*others, train_class])  # it may use the class by its name
     by_train = _reached([train_class, *shared, *(p for p in others if p not in by_metric)], others)
     # The metric's own members leave the class only if nothing else takes hold of them through the class.
     if any(_takes_metric(piece.node, recipe) for piece in by_train):
         return whole
-    ordered = [*others, train_class, metric_class]
     return Parts(
-        train=[p.node for p in ordered if p in by_train],
-        metric=[p.node for p in ordered if p in by_metric and p is not train_class],
+        train=[p.node for p in everything if p in by_train],
+        metric=[p.node for p in everything if p in by_metric],
     )
 
 

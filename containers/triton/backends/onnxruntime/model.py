@@ -1,25 +1,37 @@
-"""A CPU stand-in for Triton's `onnxruntime` backend, as a python-based backend: the same repository, served on the CPU only.
+"""A CPU stand-in for Triton's `onnxruntime` backend, as a python-based backend.
 
-A server whose backend directory holds this file as `onnxruntime/model.py` serves what NVIDIA's native backend serves on a
-GPU machine, byte for byte the same folder: `platform: "onnxruntime_onnx"`, `<version>/model.onnx` and its external data.
-What it shows: that the repository is right and that answers are right. What it does not show: speed, and anything on a GPU.
+A server whose backend directory holds this file as `onnxruntime/model.py` serves the very repository that NVIDIA's
+native backend serves on a GPU machine: `platform: "onnxruntime_onnx"`, `<version>/model.onnx` and its external data. It
+shows that a repository is right and that its answers are right. It shows nothing about speed, nor anything on a GPU.
 
-It reads the native backend's names: `default_model_filename`, the parameters in `_session_options`, and
+It reads the native backend's names: `default_model_filename`, the parameters that `_session_options` lists, and
 `optimization.graph.level`. Where no `intra_op_thread_count` is given it takes OMP_NUM_THREADS (the native backend: all
-cores), so that several servers share a small machine. It refuses what it cannot do (GPU instances, ragged batches,
-implicit state, decoupled answers, BF16) when the model is loaded. The configuration must be complete: it does not
-auto-complete. It runs in Triton's python stub, which needs numpy below 2.
+cores), so that several servers can share a small machine. It refuses, when the model is loaded, what it cannot do: GPU
+instances, ragged batches, implicit state, decoupled answers, BF16. The configuration must be complete: there is no
+auto-completion. It runs in Triton's python stub, which needs numpy below 2.
 
-Configuration and interface: https://github.com/triton-inference-server/onnxruntime_backend and …/python_backend.
+Interfaces: https://github.com/triton-inference-server/onnxruntime_backend and https://github.com/triton-inference-server/
+python_backend.
 """
+
+from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import triton_python_backend_utils as pb_utils
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at import; without it 1.32 reports its use to its maker
+import onnxruntime as ort
+
+Feed = dict[str, Any]
+"""Arrays by input name: one request's share of a batch."""
+Member = tuple[int, Any, Feed]
+"""A request's place in the call, the request, and its feed."""
 
 ONNX_TYPES = {
     "TYPE_BOOL": "tensor(bool)",
@@ -48,7 +60,7 @@ GRAPH_LEVELS = {
 class TritonPythonModel:
     """One instance of a model: one process with one ONNX Runtime session."""
 
-    def initialize(self, args):
+    def initialize(self, args: Mapping[str, str]) -> None:
         """Opens the session; what is wrong with the configuration or the file becomes the load's error."""
         config = json.loads(args["model_config"])
         self.name = args["model_name"]
@@ -68,10 +80,10 @@ class TritonPythonModel:
                 f"{self.name}: the model's inputs {sorted(missing)} are not in the configuration"
             )
 
-    def execute(self, requests):
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answers each request; those that fit together go through the session as one batch."""
-        answers = [None] * len(requests)
-        together = {}
+        answers: list[Any] = [None] * len(requests)
+        together: dict[Any, list[Member]] = {}
         for index, request in enumerate(requests):
             try:
                 feed = self._feed(request)
@@ -86,11 +98,11 @@ class TritonPythonModel:
                 answers[index] = answer
         return answers
 
-    def finalize(self):
+    def finalize(self) -> None:
         """Frees the session when the model is unloaded."""
         self.session = None
 
-    def _answer(self, members):
+    def _answer(self, members: Sequence[Member]) -> list[tuple[int, Any]]:
         names = [n for n in self.outputs if any(n in request.requested_output_names() for _, request, _ in members)]
         feeds = [feed for _, _, feed in members]
         try:
@@ -105,7 +117,7 @@ class TritonPythonModel:
             for (index, request, _), part in zip(members, parts, strict=True)
         ]
 
-    def _run(self, names, feeds):
+    def _run(self, names: Sequence[str], feeds: Sequence[Feed]) -> list[Feed]:
         """One call of the session for all feeds; per feed the outputs by name."""
         if len(feeds) == 1:
             merged = feeds[0]
@@ -122,8 +134,8 @@ class TritonPythonModel:
         split = {name: np.split(array, ends) for name, array in arrays.items()}
         return [{name: parts[i] for name, parts in split.items()} for i in range(len(feeds))]
 
-    def _feed(self, request):
-        feed = {}
+    def _feed(self, request: Any) -> Feed:
+        feed: Feed = {}
         for name in self.inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is None:
@@ -137,7 +149,7 @@ class TritonPythonModel:
             raise ValueError(f"{self.name}: the inputs' batch sizes differ: {sizes}")
         return feed
 
-    def _check(self, kind, declared, nodes):
+    def _check(self, kind: str, declared: Sequence[Mapping[str, Any]], nodes: Sequence[Any]) -> None:
         """The configuration against the graph, as the native backend checks it."""
         graph = {node.name: node for node in nodes}
         for item in declared:
@@ -162,7 +174,7 @@ class TritonPythonModel:
                     f"{' (the first one is the batch)' if self.batching else ''}, {shape} in the model"
                 )
 
-    def _refuse_unsupported(self, config, kind):
+    def _refuse_unsupported(self, config: Mapping[str, Any], kind: str) -> None:
         refused = {
             "GPU instances": kind == "GPU",
             "allow_ragged_batch": any(item.get("allow_ragged_batch") for item in config["input"]),
@@ -174,8 +186,8 @@ class TritonPythonModel:
                 raise pb_utils.TritonModelException(f"{self.name}: the CPU stand-in does not support {what}")
 
 
-def _model_path(config, model, version):
-    """`<version>/<default_model_filename>`; where that is a folder (a model with external data), `model.onnx` inside."""
+def _model_path(config: Mapping[str, Any], model: Path, version: str) -> Path:
+    """`<version>/<default_model_filename>`; where that is a folder (a model in several files), `model.onnx` in it."""
     path = model / version / (config.get("default_model_filename") or "model.onnx")
     if path.is_dir():
         path = path / "model.onnx"
@@ -184,7 +196,7 @@ def _model_path(config, model, version):
     return path
 
 
-def _session_options(config):
+def _session_options(config: Mapping[str, Any]) -> ort.SessionOptions:
     given = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
     options = ort.SessionOptions()
     options.intra_op_num_threads = int(given.get("intra_op_thread_count") or os.environ.get("OMP_NUM_THREADS") or 0)
@@ -200,7 +212,7 @@ def _session_options(config):
     return options
 
 
-def _decoded(array, name):
+def _decoded(array: Any, name: str) -> Any:
     """Triton's BYTES as the text that ONNX Runtime wants."""
     try:
         texts = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel()]
@@ -209,7 +221,7 @@ def _decoded(array, name):
     return np.array(texts, dtype=np.object_).reshape(array.shape)
 
 
-def _response(arrays, wanted):
+def _response(arrays: Feed, wanted: Sequence[str]) -> Any:
     tensors = []
     for name in wanted:
         array = arrays[name]
@@ -220,5 +232,5 @@ def _response(arrays, wanted):
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
-def _refusal(error):
+def _refusal(error: object) -> Any:
     return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(str(error)))
