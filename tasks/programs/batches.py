@@ -2,7 +2,7 @@
 
 The order of an epoch depends on seed, epoch and length alone, never on the number of ranks: a step's rows are the next
 `batch_size` of it, cut into equal shares. Where that does not divide, shares are filled up with rows that weigh
-nothing, so each sample counts exactly once per epoch. A position in training is therefore (epoch, step) and nothing more.
+nothing, so each sample counts exactly once per epoch. A position in training is (epoch, step) and nothing more.
 """
 
 from __future__ import annotations

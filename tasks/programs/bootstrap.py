@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
     if "RANK" not in os.environ:  # of several ranks, one that starts late must not remove what another has written
         (Path(job["output"]) / "error.json").unlink(missing_ok=True)
         return run(program, job)
-    run_rank(program, job)
+    return run_rank(program, job)
 
 
 def run_rank(program: str, job: dict[str, Any]) -> NoReturn:

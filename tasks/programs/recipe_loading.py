@@ -24,7 +24,7 @@ OPTIONAL_METHODS = {"optimizer": ("(model)", 1), "collate": ("(items)", 1), "exa
 
 
 def load_recipe(reference: str) -> Recipe:
-    """Load `/abs/recipe.py:Digits`, put its folder first on the path, and check what can be checked without running it."""
+    """Load `/abs/recipe.py:Digits`, put its folder first on the path, and check what needs no run of its methods."""
     path, _, name = reference.rpartition(":")
     file = Path(path)
     if not path or not name:
