@@ -49,10 +49,7 @@ def load_programs() -> ModuleType:
 
 def run(program: str, job: dict[str, Any]) -> int:
     """Run one program; returns the exit status after writing `error.json` for what a user can mend."""
-    # cuBLAS reads it when it is loaded; without it no matrix product on a GPU is deterministic.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Read at its import: without it ONNX Runtime 1.32 sends telemetry, and writes into the user's home for it.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    prepare_environment()
     load_programs()
     failures = importlib.import_module(f"{PACKAGE}.failures")
     try:
@@ -63,6 +60,14 @@ def run(program: str, job: dict[str, Any]) -> int:
         print(f"{failure.kind}: {failure}", file=sys.stderr, flush=True)  # noqa: T201 - the log is this program's output
         return 1
     return 0
+
+
+def prepare_environment() -> None:
+    """Set what libraries read when they are loaded."""
+    # cuBLAS: without it no matrix product on a GPU is deterministic.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Without it ONNX Runtime 1.32 sends telemetry, and writes into the user's home for it.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def load_main(program: str, failures: ModuleType) -> Any:
@@ -100,11 +105,17 @@ def run_rank(program: str, job: dict[str, Any]) -> NoReturn:
     destructor joins a thread while it holds Python's lock, and that thread may want the lock to free a tensor: a
     deadlock, seen in one of fifteen runs.
     """
+    load_programs()
+    ranks = importlib.import_module(f"{PACKAGE}.rank_failures")
+    if ranks.restart_is_vain(Path(job["output"])):
+        os._exit(1)
     try:
-        status = run(program, job)
-    except BaseException:  # noqa: BLE001 - also of an interrupt: whatever it is, it must not reach the orderly end
+        prepare_environment()
+        load_main(program, importlib.import_module(f"{PACKAGE}.failures"))(job)
+        status = 0
+    except BaseException as error:  # noqa: BLE001 - also of an interrupt: it must not reach the orderly end
         traceback.print_exc()
-        status = 1
+        status = ranks.record(error, job)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
