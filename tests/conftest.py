@@ -38,12 +38,14 @@ class Workspace:
         kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")}
         return kept | settings
 
-    def enginehouse(self, *arguments: object, status: int = 0, timeout: float = 400) -> subprocess.CompletedProcess[str]:
+    def enginehouse(
+        self, *arguments: object, status: int = 0, timeout: float = 400, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run the command in this folder, and expect its exit status."""
         done = subprocess.run(
             [str(ENGINEHOUSE), *map(str, arguments)],
             cwd=self.root,
-            env=self.environment,
+            env=env or self.environment,
             capture_output=True,
             text=True,
             timeout=timeout,
