@@ -28,6 +28,10 @@ class Workspace:
     def repository(self) -> Path:
         return self.root / "model_repo"
 
+    @property
+    def command(self) -> Path:
+        return ENGINEHOUSE
+
     def pipeline(self, example: str) -> Path:
         return self.root / "examples" / example / "pipeline.yaml"
 
@@ -43,7 +47,7 @@ class Workspace:
     ) -> subprocess.CompletedProcess[str]:
         """Run the command in this folder, and expect its exit status."""
         done = subprocess.run(
-            [str(ENGINEHOUSE), *map(str, arguments)],
+            [str(self.command), *map(str, arguments)],
             cwd=self.root,
             env=env or self.environment,
             capture_output=True,
