@@ -1,6 +1,8 @@
 """The second half of the chain: from proven content to a server that serves it. Each part is safe to run twice."""
 
 import getpass
+import shlex
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +15,7 @@ from flows.chain import Job
 from tasks import deploy, evaluation, publish, validate, verify
 from tasks.artifacts.record import ArtifactRef
 from tasks.events import Listener
+from tasks.home import find_home
 from tasks.served import Candidate, Verification
 from tasks.stage import Outcome
 from tasks.targets import DeployTarget, Replica, target_of
@@ -43,6 +46,8 @@ class Served:
     repository: Path
     request: Path
     """An example request in the JSON of Triton's HTTP protocol."""
+    home_option: Sequence[str]
+    """What another command needs to find the same home from the current folder; usually nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """The parts `release` and `served` of a run's report."""
@@ -62,8 +67,8 @@ class Served:
                 "http": address.http_url,
                 "grpc": address.grpc_url,
                 "metrics": self.release.metrics,
-                "call": f"curl -s {url} -d @{self.request}",
-                "stop": "enginehouse serve stop",
+                "call": shlex.join(["curl", "-s", url, "-d", f"@{self.request}"]),
+                "stop": shlex.join(["enginehouse", "serve", "stop", *self.home_option]),
             }
         return report
 
@@ -114,8 +119,16 @@ def settled(job: Job, proposal: Proposal) -> Served | None:
 
 def served(job: Job, release: deploy.Release, proposal: Proposal, replicas: Sequence[Replica]) -> Served:
     """Put together what a person needs to use the release."""
-    request = job.store.path(proposal.materials["validate"]) / evaluation.REQUEST
-    return Served(release=release, replicas=replicas, repository=job.pipeline.repository.resolve(), request=request)
+    request = job.home.serve / f"{job.pipeline.model}.request"
+    job.home.serve.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(job.store.path(proposal.materials["validate"]) / evaluation.REQUEST, request)
+    return Served(
+        release=release,
+        replicas=replicas,
+        repository=job.pipeline.repository.resolve(),
+        request=request,
+        home_option=() if find_home(Path.cwd()) == job.home else ("--home", str(job.home.root)),
+    )
 
 
 def run_release(
