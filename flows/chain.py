@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import deploy, engine, export, publish, train, triton_config, validate, verify
-from tasks.artifacts.code import recipe_code
+from tasks.artifacts.code import recipe_code, script_code
 from tasks.artifacts.key import differences
 from tasks.artifacts.record import ArtifactRef
 from tasks.artifacts.store import ArtifactStore
@@ -68,6 +68,8 @@ class Job:
     home: Home
     store: ArtifactStore
     selection: Selection
+    given: Mapping[str, ArtifactRef]
+    """Materials that were there before the run, by name."""
 
 
 def open_job(file: Path, overrides: Sequence[str], selection: Selection, listener: Listener) -> Job:
@@ -78,8 +80,16 @@ def open_job(file: Path, overrides: Sequence[str], selection: Selection, listene
     identity = Identity(
         code=recipe_code(pipeline.recipe_file, pipeline.recipe_attribute),
         data=data_identity(pipeline, store.data_digest),
+        script=None if pipeline.train.script is None else script_code(pipeline.folder / pipeline.train.script),
     )
-    return Job(pipeline=pipeline, identity=identity, home=home, store=store, selection=selection)
+    start = train.starting_point(pipeline, store)
+    if start is None and pipeline.train.start_from is not None:
+        note(
+            listener,
+            f"train.start_from: {pipeline.name} has no champion yet; training starts from the recipe's weights",
+        )
+    given = {} if start is None else {train.START: start}
+    return Job(pipeline=pipeline, identity=identity, home=home, store=store, selection=selection, given=given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +122,7 @@ class Prospect:
 def survey(job: Job) -> list[Prospect]:
     """Ask the store about every keyed stage that the run covers; writes nothing."""
     prospects: list[Prospect] = []
-    products: dict[str, ArtifactRef] = {}
+    products = dict(job.given)
     for stage in KEYED:
         if not job.selection.covers(stage.name):
             break
@@ -131,7 +141,8 @@ def _prospect(stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef]) 
     if not all(name in products for name in stage.materials):
         work = Path("<work>") / stage.name
         folders = {
-            name: job.store.path(products[name]) if name in products else Path(f"<{name}>") for name in stage.materials
+            name: job.store.path(products[name]) if name in products else Path(f"<{name}>")
+            for name in stage.taken(products)
         }
         steps = stage.steps(Site(pipeline=job.pipeline, materials=folders, work=work))
         return Prospect(stage=stage.name, state="pending", commands=[step.argv for step in steps])
@@ -140,7 +151,7 @@ def _prospect(stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef]) 
     rebuilt = stage.name in job.selection.rebuild
     if found is not None and not rebuilt:
         return Prospect(stage=stage.name, state="hit", artifact=found)
-    folders = {name: job.store.path(products[name]) for name in stage.materials}
+    folders = {name: job.store.path(products[name]) for name in stage.taken(products)}
     steps = stage.steps(Site(pipeline=job.pipeline, materials=folders, work=job.store.work_folder(key)))
     # With --rebuild the product is expected to be the same, but what follows is decided when it is there.
     reasons = ["--rebuild"] if rebuilt else why_missed(stage, job, products)

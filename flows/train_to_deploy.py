@@ -16,7 +16,6 @@ from flows.chain import KEYED, Job, Selection, open_job, run_stage
 from flows.release import Served, run_release
 from flows.report import markdown, report_of
 from tasks import validate
-from tasks.artifacts.record import ArtifactRef
 from tasks.engines import kind_of
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
@@ -51,7 +50,7 @@ def train_to_deploy(
     listener = _told_to(get_run_logger(), LISTENER.get())
     job = open_job(pipeline, overrides, Selection(start=start, until=until, rebuild=frozenset(rebuild)), listener)
     check_tools(job)
-    products: dict[str, ArtifactRef] = {}
+    products = dict(job.given)
     outcomes: list[Outcome] = []
     for stage in KEYED:
         if job.selection.covers(stage.name):

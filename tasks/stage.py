@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class Identity:
     code: RecipeCode
     data: Any
     """Per name of the pipeline file's `data`, what identifies its bytes."""
+    script: Any = None
+    """The same as `code`, of a training program of the user's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,11 @@ class Step:
     """Written to `job_file` before the start."""
     job_file: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    grace_seconds: float = 10.0
+    """How long it may go on after it was asked to end."""
+    after_failure: Callable[[CommandFailed], str | None] | None = None
+    """Asked when the child failed: why it shall be started again, or None where the failure stands. May raise an error
+    that explains it better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +93,8 @@ class Built:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    byproducts: Mapping[str, Path] = field(default_factory=dict)
+    """Kept with the record, by name; no part of the content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +108,17 @@ class KeyedStage:
     """Whether equal keys give equal bytes; a rebuild that differs is then an error, else a note."""
     materials: tuple[str, ...]
     """The stages whose content this one takes."""
+    optional_materials: tuple[str, ...] = ()
+    """What it takes beside them where the pipeline asks for it."""
     parts: Callable[[Pipeline, Identity], KeyParts]
     steps: Callable[[Site], tuple[Step, ...]]
     """The child processes, in order; a pure function, so that a plan can show what would run."""
     collect: Callable[[Site], Built]
     """Runs after the steps: leaves exactly the product's files in `Site.product`."""
+
+    def taken(self, known: Iterable[str]) -> tuple[str, ...]:
+        """The names of the materials that it takes, of those that are known."""
+        return (*self.materials, *(name for name in self.optional_materials if name in known))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +153,7 @@ def key_of(stage: KeyedStage, pipeline: Pipeline, identity: Identity, materials:
     return StageKey(
         stage=stage.name,
         version=stage.version,
-        materials={name: materials[name].content for name in stage.materials},
+        materials={name: materials[name].content for name in stage.taken(materials)},
         config=parts.config,
         code=parts.code,
         data=parts.data,
@@ -180,17 +195,18 @@ def find_or_build(
                 seconds=time.monotonic() - started,
                 metrics=record.metrics,
             )
-        folders = {name: store.path(materials[name]) for name in stage.materials}
+        folders = {name: store.path(materials[name]) for name in stage.taken(materials)}
         site = Site(pipeline=pipeline, materials=folders, work=claim.work)
         steps = stage.steps(site)
         for step in steps:
             run_step(step, log=claim.log, on_line=line_listener(listener, stage.name), run=run)
         built = stage.collect(site)
         artifact = claim.commit(
-            materials={name: materials[name] for name in stage.materials},
+            materials={name: materials[name] for name in stage.taken(materials)},
             commands=[list(step.argv) for step in steps],
             metrics=dict(built.metrics),
             details=dict(built.details),
+            byproducts=dict(built.byproducts),
         )
     return Outcome(
         stage=stage.name,
@@ -202,10 +218,19 @@ def find_or_build(
 
 
 def run_step(step: Step, *, log: Path, on_line: Callable[[str], None], run: command.Runner = command.run) -> None:
-    """Run one child process; a failure that its program explains is raised as the error that it names."""
+    """Run one child process, again where its step says so after a failure.
+
+    A failure that its program explains is raised as the error that it names.
+    """
+    while (again := _run_once(step, log=log, on_line=on_line, run=run)) is not None:
+        on_line(f"{step.what} goes on: {again}")
+
+
+def _run_once(step: Step, *, log: Path, on_line: Callable[[str], None], run: command.Runner) -> str | None:
     if step.output.exists():
         shutil.rmtree(step.output)
     step.output.mkdir(parents=True)
+    Path(step.job["work"]).mkdir(parents=True, exist_ok=True)
     # Not canonical JSON: that sorts, and a graph has its inputs in the order in which the job names them.
     step.job_file.write_text(json.dumps(dict(step.job), indent=1) + "\n")
     try:
@@ -216,12 +241,17 @@ def run_step(step: Step, *, log: Path, on_line: Callable[[str], None], run: comm
             env={**os.environ, **step.env},
             timeout=step.timeout_seconds,
             on_line=on_line,
+            grace=step.grace_seconds,
         )
     except CommandFailed as failure:
+        again = step.after_failure(failure) if step.after_failure is not None else None
+        if again is not None:
+            return again
         explained = step.output / "error.json"
         if not explained.exists():
             raise
         raise explained_failure(json.loads(explained.read_bytes()), failure) from failure
+    return None
 
 
 def explained_failure(report: Mapping[str, Any], failure: CommandFailed) -> Exception:
@@ -259,24 +289,30 @@ def program_step(
     timeout_seconds: float,
     name: str | None = None,
     launcher: Sequence[str] = (),
+    script: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
+    grace_seconds: float = 10.0,
+    after_failure: Callable[[CommandFailed], str | None] | None = None,
 ) -> Step:
     """Return the step that runs one of `tasks/programs/`; `jobs.py` there says what the job holds.
 
     The job's `output` and `work` folders are added here. `name` tells two steps of the same program apart; `launcher`
-    stands before the program's own command line.
+    stands before the program's own command line. `script`, a Python file of the user's with its arguments, takes the
+    program's place.
     """
     name = name or program
     output, job_file = site.work / name / "output", site.work / f"{name}.json"
     return Step(
         name=name,
         what=what,
-        argv=(*launcher, *command.python_program(program, job_file)),
+        argv=(*launcher, *(command.python_program(program, job_file) if script is None else script)),
         timeout_seconds=timeout_seconds,
         output=output,
         job={**job, "output": str(output), "work": str(site.work / name / "work")},
         job_file=job_file,
         env=env or {},
+        grace_seconds=grace_seconds,
+        after_failure=after_failure,
     )
 
 

@@ -1,4 +1,6 @@
-"""Starts one program of this folder in a child process: `python -I -u bootstrap.py train|export|evaluate job.json`.
+"""Starts one program of this folder in a child process.
+
+    python -I -u bootstrap.py train|curves|export|evaluate job.json
 
 Started by its path in isolated mode, so neither the current folder nor ours is on `sys.path`. The programs are loaded
 as the package `enginehouse_programs`, a name that no user has a folder for; the recipe's folder alone is put first on
@@ -19,7 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 PACKAGE = "enginehouse_programs"
-PROGRAMS = ("train", "export", "evaluate")
+PROGRAMS = ("train", "curves", "export", "evaluate")
 MENDS = {
     "torch": "pip install torch",
     "onnx": "pip install onnx",

@@ -1,6 +1,6 @@
 """What goes into each program, and what comes out: the only words that stages and programs share.
 
-    python -I -u bootstrap.py train|export|evaluate job.json
+    python -I -u bootstrap.py train|curves|export|evaluate job.json
 
 A job is one JSON object. All its paths are absolute. Every program writes into two folders, which it makes if need be:
 
@@ -49,6 +49,7 @@ class RankFailure(Failure):
     """Whether this rank only noticed that another one is missing."""
     suspect: int | None
     """For a symptom: the rank that was missing, where it is known."""
+    suspect_pid: int | None
     time: float
     """Seconds since the epoch."""
 
@@ -209,6 +210,15 @@ class TrainMetrics(TypedDict):
     samples: dict[str, int]
     """Of the splits `train` and `validation`."""
     parameters: int
+
+
+class CurvesJob(TypedDict):
+    """`curves`: draws `output/curves.png` of a training's metrics; nothing where there are none."""
+
+    metrics: str
+    """A `metrics.jsonl`."""
+    output: str
+    work: str
 
 
 class Parity(TypedDict):

@@ -54,6 +54,7 @@ def record(error: BaseException, job: dict[str, Any]) -> int:
         **to_json(failure),
         "symptom": not final and is_lost_peer(error),
         "suspect": None if suspect is None else suspect.rank,
+        "suspect_pid": None if suspect is None else suspect.pid,
         "time": time.time(),
     }
     folder = output / "failures"
