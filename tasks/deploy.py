@@ -107,9 +107,7 @@ def move(
             if disagreements(replica.address, candidate):
                 clear_leftovers(folder)
                 moved.append(replica)
-                triton_client.load(
-                    replica.address, candidate.model, config_text=candidate.config, log=replica.log
-                )
+                triton_client.load(replica.address, candidate.model, config_text=candidate.config, log=replica.log)
             with tempfile.TemporaryDirectory() as work:
                 verification = verify_server(
                     replica.address,
