@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .batches import Batch, Share, batches, check_inputs, map_tensors, to_array, to_arrays
 from .jobs import TrainConfig, TrainJob
-from .recipe import Dataset, Recipe
+from .recipe import Dataset, Recipe, described
 from .world import World
 
 DEFAULT_LEARNING_RATE = 1e-3
@@ -71,7 +71,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module, config: TrainConfig) -> Opt
         )
     optimizer = recipe.call("optimizer", model)
     if not isinstance(optimizer, Optimizer):
-        raise recipe.wrong("optimizer", f"() gave a {type(optimizer).__name__}; expected a torch.optim.Optimizer")
+        raise recipe.wrong("optimizer", f"() gave {described(optimizer)}; expected a torch.optim.Optimizer")
     return optimizer
 
 
@@ -82,6 +82,6 @@ def make_scheduler(recipe: Recipe, optimizer: Optimizer, total_steps: int) -> LR
     scheduler = recipe.call("scheduler", optimizer, total_steps)
     if not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
         raise recipe.wrong(
-            "scheduler", f"() gave a {type(scheduler).__name__}; expected one of torch.optim.lr_scheduler"
+            "scheduler", f"() gave {described(scheduler)}; expected one of torch.optim.lr_scheduler"
         )
     return scheduler
