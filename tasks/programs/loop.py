@@ -324,9 +324,10 @@ class Training:
         return mean, found
 
     def save_checkpoint(self, rows: Sequence[Row], *, wait: bool = False) -> None:
+        fresh = self.at.window_rows == 0  # it was written out since the ranks met
         loop = {
             "position": asdict(self.at),
-            "loss_sums": [[row.loss_sum, row.window_loss] for row in rows],
+            "loss_sums": [[row.loss_sum, 0.0 if fresh else row.window_loss] for row in rows],
             "scaler": self.precision.scaler.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
         }

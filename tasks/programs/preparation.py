@@ -81,7 +81,5 @@ def make_scheduler(recipe: Recipe, optimizer: Optimizer, total_steps: int) -> LR
         return None
     scheduler = recipe.call("scheduler", optimizer, total_steps)
     if not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
-        raise recipe.wrong(
-            "scheduler", f"() gave {described(scheduler)}; expected one of torch.optim.lr_scheduler"
-        )
+        raise recipe.wrong("scheduler", f"() gave {described(scheduler)}; expected one of torch.optim.lr_scheduler")
     return scheduler

@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .failures import ProgramFailed, places_within, to_json, write_failure
+from .failures import ProgramFailed, is_out_of_memory, places_within, to_json, write_failure
 from .jobs import RankFailure
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 DISTRIBUTED = {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "CheckpointException"}
-OUT_OF_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|not enough memory", re.IGNORECASE)
 LOADER_DIED = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\).*?(?:killed by signal: ([\w ]+)|exited unexpectedly)"
 )
@@ -97,7 +96,7 @@ def unexpected(error: BaseException, job: dict[str, Any], rank: int) -> ProgramF
             f"a data loading process of rank {rank} (pid {died[1].strip()}) {how}",
             hint="usual causes: not enough memory or shared memory (/dev/shm); train.num_workers: 0 loads in the rank",
         )
-    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(text):
+    if is_out_of_memory(error):
         return _out_of_memory(text, job, rank)
     recipe = Path(str(job.get("recipe", "")).rpartition(":")[0])
     frames = traceback.extract_tb(error.__traceback__)
