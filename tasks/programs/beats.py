@@ -164,7 +164,7 @@ def suspect(work: Path, rank: int, *, patience: float = 1.5) -> Suspect | None:
             state = _process_state(beat)
             if state in ("gone", "stopped"):
                 told = "has ended without a word" if state == "gone" else "is stopped (as by SIGSTOP or a debugger)"
-                return _suspect(beat, f"{told}, {_place(beat)}", alive=state != "gone")
+                return _suspect(beat, f"{told}; it was last heard of {_place(beat)}", alive=state != "gone")
         if time.monotonic() > until:
             break
         time.sleep(0.1)
@@ -172,7 +172,7 @@ def suspect(work: Path, rank: int, *, patience: float = 1.5) -> Suspect | None:
     silent = [beat for beat in others if now - beat["time"] > SILENT]
     if silent:
         beat = min(silent, key=lambda b: b["time"])
-        return _suspect(beat, f"has not been heard of for {now - beat['time']:.0f} s, {_place(beat)}", alive=True)
+        return _suspect(beat, f"has not been heard of for {now - beat['time']:.0f} s, then {_place(beat)}", alive=True)
     behind = [beat for beat in others if beat["phase"] not in ("backward", "between steps", "finished")]
     if behind:
         beat = min(behind, key=lambda b: (b["step"], b["since"]))

@@ -1,4 +1,4 @@
-"""Several ranks, forked from this process because torch is slow to import: resuming, also with more or fewer of them."""
+"""Several ranks, forked from this process because torch is slow to import: resuming, reshaping, naming who failed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_ranks(made, size, *, patience=60, **config):
                 }  # fmt: skip
                 train.main(job)
                 status = 0
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - as bootstrap does
                 status = rank_failures.record(error, job)
             finally:
                 os._exit(status)
