@@ -123,8 +123,9 @@ class Train(Settings):
     """A training program of your own, relative to the pipeline file, instead of the built-in one (docs/training.md)."""
     args: Keyed[Listed[Text]] = ()
     """Its arguments."""
-    start_from: Keyed[Text | None] = None
-    """Weights to start from: `champion`, or a trained artifact such as `digits/train@3`. Its bytes are a material."""
+    start_from: Placement[Text | None] = None
+    """Weights to start from: `champion`, or a trained artifact such as `digits/train@3`. Its bytes are a material, and
+    count as one; its name does not."""
     strategy: Keyed[Literal["ddp"]] = "ddp"
     """How the processes share the work: `ddp`, every process holds the whole model."""
     nnodes: Keyed[Literal[1]] = 1
@@ -167,9 +168,9 @@ class Train(Settings):
     """How long a training that is asked to end may take to write its checkpoint."""
     log_every_steps: Placement[PositiveInt] = 50
     """Optimizer steps between two lines of metrics."""
-    trackers: Listed[Tracker] = ()
+    trackers: Placement[Listed[Tracker]] = ()
     """Where training's metrics go beside the run's own file."""
-    profile: Profile | None = None
+    profile: Placement[Profile | None] = None
     """A trace of torch's profiler, kept beside the build's log."""
     timeout_minutes: Placement[Annotated[float, Field(gt=0)]] = 24 * 60.0
     """The training is stopped after this long."""

@@ -109,7 +109,7 @@ def test_an_error_of_the_recipe_is_not_tried_again(trainee):
     recipe = RECIPE.replace("        time.sleep(0.01)", '        raise KeyError("oops")\n        time.sleep(0.01)')
     (trainee.folder / "recipe.py").write_text(recipe.replace('{"x": row}', '{"input": row}'))
     began = time.monotonic()
-    with pytest.raises(ConfigError, match="Small.loss\\(\\) raised KeyError: 'oops'"):
+    with pytest.raises(ConfigError, match=r"Small.loss\(\) raised KeyError: 'oops'"):
         trainee.train("train.max_restarts=3")
     assert time.monotonic() - began < 90
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tasks import train
+from tasks.artifacts.code import RecipeCode
 from tasks.config import Pipeline
 from tasks.errors import CommandFailed, ConfigError
-from tasks.stage import Site
+from tasks.stage import Identity, Site
 from tasks.toolchain.torchrun import agent_signal, first_cause
 
 PIPELINE = {
@@ -71,12 +72,13 @@ def test_the_job_says_everything_with_absolute_paths(tmp_path):
 
 KEYED = {
     "precision": "bf16-mixed", "compile": True, "gradient_accumulation_steps": 2, "max_grad_norm": 1.0,
-    "monitor": {"metric": "accuracy"}, "device": "cuda", "script": "train.py", "start_from": "small/train@1",
+    "monitor": {"metric": "accuracy"}, "device": "cuda", "script": "train.py",
 }  # fmt: skip
 PLACED = {
     "num_workers": 2, "checkpoint": {"every_steps": 5}, "max_restarts": 0, "collective_timeout_seconds": 5.0,
     "preemption_signal": "USR1", "preemption_grace_seconds": 3.0, "log_every_steps": 5,
     "trackers": [{"kind": "mlflow"}], "profile": {"steps": [1, 2]}, "timeout_minutes": 3.0,
+    "start_from": "small/train@1",
 }  # fmt: skip
 
 
@@ -89,15 +91,7 @@ def test_what_changes_the_result_is_keyed_and_nothing_else(field, tmp_path):
     assert (changed != key(site(tmp_path))) is (field in KEYED)
 
 
-class _Code:
-    train: dict[str, str] = {}
-
-
-class _Identity:
-    code, data, script = _Code(), None, None
-
-
-IDENTITY = _Identity()
+IDENTITY = Identity(code=RecipeCode(train={}, metric={}, notes=()), data=None)
 
 
 @pytest.mark.parametrize(
