@@ -120,14 +120,17 @@ class Trainee:
 
     def work(self) -> Path | None:
         """The training's working folder, while there is one."""
-        found = list((self.folder / "home").glob("store/**/work/train/work"))
-        return found[0] if found else None
+        found = (self.folder / "home" / "store" / "claims").glob("*/*/work/train/work")
+        try:
+            return next(found, None)
+        except FileNotFoundError:  # it was committed while we looked
+            return None
 
     def beat(self, rank: int) -> dict[str, Any] | None:
         work = self.work()
         try:
             return None if work is None else json.loads((work / "ranks" / f"rank-{rank}.json").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def parent(self, pid: int) -> int:
