@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Parameter, validators
 from rich.console import Console, RenderableType
 
 from flows import local, show
-from flows.chain import KEYED, Job, Selection, open_job, survey
+from flows.chain import Job, Selection, open_job, survey
 from flows.release import propose, settled
 from flows.report import report_of
 from tasks import validate
@@ -125,7 +125,7 @@ def _unchanged(job: Job) -> dict[str, Any] | None:
         return None
     outcomes: list[Outcome] = []
     products: dict[str, ArtifactRef] = {}
-    for stage, prospect in zip(KEYED, prospects, strict=False):
+    for stage, prospect in zip(job.stages, prospects, strict=False):
         assert prospect.artifact is not None
         products[stage.name] = prospect.artifact
         outcomes.append(Outcome(stage=stage.name, state="reused", artifact=prospect.artifact, seconds=0))
@@ -204,7 +204,7 @@ def plan(
     prospects = [prospect.to_json() for prospect in survey(job)]
     products = {
         stage.name: prospect.artifact
-        for stage, prospect in zip(KEYED, survey(job), strict=False)
+        for stage, prospect in zip(job.stages, survey(job), strict=False)
         if prospect.artifact is not None
     }
     if selection.covers("verify"):
@@ -232,7 +232,7 @@ def _release_prospects(job: Job, products: Mapping[str, ArtifactRef]) -> list[di
         ]
 
     nothing: dict[str, Sequence[str]] = dict.fromkeys(names, ())
-    if len(products) < len(KEYED):
+    if len(products) < len(job.stages):
         return prospects("pending", nothing)
     proposal = propose(job, products)
     if settled(job, proposal) is not None:

@@ -151,6 +151,15 @@ def find_release(text: str) -> TritonRelease:
     return RELEASES[known.index(name)]
 
 
+def release_text(value: object) -> object:
+    """A pipeline file's value as a release's name: YAML reads `26.08` as a number. Other types are left to be refused.
+
+    Nothing is lost: a month has two digits, so the number 26.1 can only have been written as 26.10.
+    """
+    text = f"{value:.2f}" if isinstance(value, float) else value
+    return find_release(text).name if isinstance(text, str) else value
+
+
 def release_of_server(version: str) -> TritonRelease | None:
     """The release with this version of Triton itself (`2.72.0`); `None` where the table has none."""
     return next((release for release in RELEASES if release.server == version), None)

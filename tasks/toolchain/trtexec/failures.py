@@ -1,7 +1,7 @@
 """The known ways in which building an engine fails: the text that shows each, its cause, and the mend.
 
-The texts are those of NVIDIA's sources and of reports by users (the newest spelling first); none was recorded from a
-build of ours. A failure that is not in here keeps the log's last lines, so nothing is lost but the short answer.
+The texts are those of NVIDIA's sources, of reports by users, and (for graphs and profiles) of TensorRT-RTX, whose parser
+we ran; none was recorded from a build of ours. A failure that is not in here keeps the log's last lines, so nothing is lost but the short answer.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "invalid profile",
-        r"Required optimization profile is invalid|optimization profile.{0,80}(?:invalid|kMIN.{0,40}kMAX|min.{0,9}<=.{0,9}max)"
+        r"Required optimization profile is invalid|Invalid optimization profiles for input tensors|optimization profile.{0,80}(?:invalid|kMIN.{0,40}kMAX|min.{0,9}<=.{0,9}max)"
         r"|profile is missing values|Must specify only --optShapes",
         "TensorRT refuses an optimization profile",
         "check shapes (and engine.profiles): 1 <= min <= opt <= max for every axis, within what the graph allows",
@@ -106,7 +106,7 @@ KNOWN: tuple[Known, ...] = (
     _known(
         "graph refused",
         r"While parsing node number (?P<number>\d+) \[(?P<node>[^\]]+)\]|Failed to parse onnx file|"
-        r"ModelImporter\.cpp.*(?:INVALID_GRAPH|INVALID_NODE|Assertion failed)",
+        r"ModelImporter\.cpp.*(?:INVALID_GRAPH|INVALID_NODE|Assertion failed)|Invalid Node - ",
         "TensorRT's ONNX parser refuses the graph",
         "the log names the node; `engine.preflight: tensorrt-rtx` finds such nodes on a machine without a GPU",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 IMAGE_TRTEXEC = "/usr/src/tensorrt/bin/trtexec"
 """Where NVIDIA's Triton and TensorRT images have it."""
@@ -27,7 +27,7 @@ class Place:
     """As `docker run --gpus` takes it."""
     docker: str = "docker"
 
-    def command(self, argv: Sequence[str], *, name: str, folders: Mapping[Path, bool], lock: Path | None) -> list[str]:
+    def command(self, argv: Sequence[str], *, folders: Mapping[Path, bool], lock: Path | None) -> list[str]:
         """The whole command line for `argv`.
 
         `folders` are mounted at their own paths, so that the command reads the same inside and outside; the value says
@@ -48,7 +48,6 @@ class Place:
             "--rm",
             # An init passes our SIGTERM on; without it the builder, as process 1, would not hear it.
             "--init",
-            f"--name={name}",
             f"--gpus={self.gpus}",
             # Building needs nothing from outside.
             "--network=none",
@@ -60,17 +59,6 @@ class Place:
             self.image,
             *argv,
         ]
-
-
-def container_name(work: Path) -> str:
-    """A name that says whose container it is, and that two builds never share.
-
-    >>> container_name(Path("/home/me/.enginehouse/store/work/engine-6b1f/product"))
-    'enginehouse-engine-6b1f'
-    """
-    part = PurePosixPath(work)
-    name = part.parent.name if part.name in ("product", "trtexec") else part.name
-    return f"enginehouse-{''.join(c if c.isalnum() or c in '-_.' else '-' for c in name)}"
 
 
 def read_gpus(lines: Sequence[str]) -> list[dict[str, str]]:
