@@ -149,11 +149,11 @@ def _prospect(stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef]) 
     materials, preview = job.materials_of(stage), stage.preview(job.pipeline)
     if not all(name in products for name in materials):
         work = Path("<work>") / stage.name
-        folders = {name: job.store.path(products[name]) if name in products else Path(f"<{name}>") for name in materials}
+        folders = {
+            name: job.store.path(products[name]) if name in products else Path(f"<{name}>") for name in materials
+        }
         steps = stage.steps(Site(pipeline=job.pipeline, materials=folders, work=work))
-        return Prospect(
-            stage=stage.name, state="pending", commands=[step.argv for step in steps], actions=preview
-        )
+        return Prospect(stage=stage.name, state="pending", commands=[step.argv for step in steps], actions=preview)
     key = key_of(stage, job.pipeline, job.identity, products)
     found = job.store.peek(key, pipeline=job.pipeline.name)
     rebuilt = stage.name in job.selection.rebuild

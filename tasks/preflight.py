@@ -22,7 +22,7 @@ def _applies(pipeline: Pipeline) -> bool:
     return kind_of(pipeline).preflight(pipeline) is not None
 
 
-def _check(pipeline: Pipeline) -> None:
+def _check(_pipeline: Pipeline) -> None:
     builder_environment.require("tensorrt-rtx")
 
 
@@ -37,7 +37,7 @@ def _profiles(pipeline: Pipeline) -> list[dict[str, dict[str, list[int]]]]:
     ]
 
 
-def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
+def _parts(pipeline: Pipeline, _identity: Identity) -> KeyParts:
     return KeyParts(
         config={"profiles": _profiles(pipeline), "compute_capability": _wanted(pipeline).compute_capability},
         environment={"tensorrt-rtx": builder_environment.requirements_digest("tensorrt-rtx")},
@@ -70,7 +70,7 @@ def _collect(site: Site) -> Built:
     return Built(metrics={"layers": report["layers"], "build_seconds": seconds["build"]}, details=report)
 
 
-def _preview(pipeline: Pipeline) -> tuple[str, ...]:
+def _preview(_pipeline: Pipeline) -> tuple[str, ...]:
     return ("compiles the graph with TensorRT-RTX on this machine's CPU: strong evidence for TensorRT, no proof",)
 
 

@@ -44,7 +44,7 @@ class OnnxRuntimeConfig(EngineConfig):
 
     kind: Literal["onnxruntime"]
     target: Placement[Annotated[str, BeforeValidator(release_text)] | None] = None
-    """The Triton release that serves, such as 26.08: the graph's opset is checked against what its ONNX Runtime reads."""
+    """The Triton release that serves, such as 26.08: its ONNX Runtime must be able to read the graph's opset."""
     gpu: Gpu | None = None
     """How the GPU is used. Triton's defaults if left out: the CUDA kernels where the server has a GPU."""
 
@@ -120,8 +120,8 @@ def _check(release: TritonRelease, *, opset: int, ir_version: int) -> None:
     if opset > limits[0]:
         problems.append(
             Problem(
-                f"opset {opset} is newer than Triton {release.name} reads: its ONNX Runtime {release.onnxruntime} loads "
-                f"up to {limits[0]}",
+                f"opset {opset} is newer than Triton {release.name} reads: its ONNX Runtime "
+                f"{release.onnxruntime} loads up to {limits[0]}",
                 field="export.opset_version",
                 hint=f"set export.opset_version to {limits[0]} or less, or choose a later engine.target",
             )

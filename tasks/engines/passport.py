@@ -57,7 +57,7 @@ def mismatches(passport: Mapping[str, Any], server: ServerFacts) -> list[str]:
         if theirs_capability != capability and not (level == "ampere+" and _number(theirs_capability) >= (8, 0)):
             reach = " with hardware compatibility ampere+" if level == "ampere+" else ""
             found.append(
-                f"the engine was built for compute capability {capability}{reach} ({passport.get('gpu') or 'unknown GPU'}), "
+                f"the engine was built for compute capability {capability}{reach} ({passport['gpu'] or 'no name'}), "
                 f"and a GPU of {server.where} has {theirs_capability}"
             )
     if server.compute_capabilities == ():
@@ -120,7 +120,11 @@ def layer_summary(information: Mapping[str, Any]) -> dict[str, Any]:
         for output in layer.get("Outputs") or []:
             words = str(output.get("Format/Datatype", "")).split()
             types[words[0] if words else "unknown"] += 1
-    return {"count": len(layers), "by_type": dict(sorted(kinds.items())), "outputs_by_datatype": dict(sorted(types.items()))}
+    return {
+        "count": len(layers),
+        "by_type": dict(sorted(kinds.items())),
+        "outputs_by_datatype": dict(sorted(types.items())),
+    }
 
 
 def reproduce_script(command: Sequence[str], *, onnx: Path, plan: Path, what: str) -> str:

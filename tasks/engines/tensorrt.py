@@ -25,7 +25,7 @@ from tasks.errors import CommandFailed, ConfigError, EnginehouseError, Problem, 
 from tasks.home import find_home
 from tasks.stage import Built, KeyParts, Site, Step, read_json
 from tasks.toolchain import probe
-from tasks.toolchain.triton_releases import described
+from tasks.toolchain.triton_releases import described, highest_tensorrt_opset
 from tasks.toolchain.trtexec import (
     BuildRequest,
     PlanHeader,
@@ -59,8 +59,10 @@ class TensorRTEngine(EngineBase):
         config, place = config_of(pipeline), place_of(pipeline)
         profiles_of(pipeline)
         version = declared_version(config) or _version_unknown(config)
-        _check_opset(pipeline, version, pipeline.export.opset_version)
-        trtexec_command("trtexec", _request(pipeline, version, Path("model.onnx"), Path(MODEL), Path("cache"), Path("l")))
+        _check_opset(version, pipeline.export.opset_version)
+        trtexec_command(
+            "trtexec", _request(pipeline, version, Path("model.onnx"), Path(MODEL), Path("cache"), Path("l"))
+        )
         if place.image is not None:
             if not place.image:
                 raise ConfigError(
@@ -81,8 +83,8 @@ class TensorRTEngine(EngineBase):
                 "trtexec",
                 why=f"engine.kind: tensorrt builds with it, and {place.trtexec} is no program here",
                 mend=(
-                    "Name the Triton release as engine.target to build inside its image with Docker, name the program as "
-                    "engine.builder.trtexec, or serve the graph itself: `engine: {kind: onnxruntime}`."
+                    "Name the Triton release as engine.target to build inside its image with Docker, name the program "
+                    "as engine.builder.trtexec, or serve the graph itself: `engine: {kind: onnxruntime}`."
                 ),
             )
         if _capability(config) == UNKNOWN:
@@ -90,9 +92,9 @@ class TensorRTEngine(EngineBase):
                 "an NVIDIA GPU",
                 why="an engine is built on a GPU of the kind that serves, and nvidia-smi names none here",
                 mend=(
-                    "Run this on the GPU machine, or name engine.compute_capability and an engine.builder.launcher that "
-                    "reaches one. `enginehouse run --until preflight` with engine.preflight: tensorrt-rtx checks the "
-                    "graph without a GPU; `enginehouse plan` shows the commands."
+                    "Run this on the GPU machine, or name engine.compute_capability and an engine.builder.launcher "
+                    "that reaches one. `enginehouse run --until preflight` with engine.preflight: tensorrt-rtx checks "
+                    "the graph without a GPU; `enginehouse plan` shows the commands."
                 ),
             )
 
@@ -123,7 +125,9 @@ class TensorRTEngine(EngineBase):
         folders |= {_plugin(pipeline, path).parent: False for path in config.plugins}
         lock = cache.with_suffix(".lock")
 
-        def where(argv: Sequence[str], lock: Path | None = None, folders: Mapping[Path, bool] | None = None) -> list[str]:
+        def where(
+            argv: Sequence[str], lock: Path | None = None, folders: Mapping[Path, bool] | None = None
+        ) -> list[str]:
             return place.command(argv, folders=folders or {}, lock=lock)
 
         return (
@@ -189,7 +193,7 @@ class TensorRTEngine(EngineBase):
         """Raise `ConfigError` for an opset that the target's parser does not take. It takes every IR version."""
         version = declared_version(config_of(pipeline))
         if version is not None:
-            _check_opset(pipeline, version, opset)
+            _check_opset(version, opset)
 
     @staticmethod
     def preview(pipeline: Pipeline) -> tuple[str, ...]:
@@ -211,7 +215,7 @@ class TensorRTEngine(EngineBase):
     def conversion(pipeline: Pipeline) -> Conversion | None:
         """Always on TensorRT 11 in a lower precision; on 10 for int8 and fp8, or where it is asked for."""
         config = config_of(pipeline)
-        if config.precision in ("fp32", "tf32") or not converts(config, declared_version(config)):
+        if config.precision == "fp32" or config.precision == "tf32" or not converts(config, declared_version(config)):  # noqa: PLR1714 - mypy narrows by `==` alone
             return None
         return Conversion(
             precision=config.precision,
@@ -287,9 +291,7 @@ def _onnx(site: Site) -> Path:
     return site.materials.get("precision", site.materials["export"]) / "model.onnx"
 
 
-def _request(
-    pipeline: Pipeline, version: Version, onnx: Path, plan: Path, cache: Path, layers: Path
-) -> BuildRequest:
+def _request(pipeline: Pipeline, version: Version, onnx: Path, plan: Path, cache: Path, layers: Path) -> BuildRequest:
     config = config_of(pipeline)
     return BuildRequest(
         version=version,
@@ -298,7 +300,7 @@ def _request(
         precision=config.precision,
         strongly_typed=converts(config, version),
         profiles=profiles_of(pipeline),
-        memory_pools=dict(config.memory_pools),
+        memory_pools={str(name): size for name, size in config.memory_pools.items()},
         builder_optimization_level=config.builder_optimization_level,
         hardware_compatibility=config.hardware_compatibility,
         version_compatible=config.version_compatible,
@@ -345,9 +347,7 @@ def _version_unknown(config: TensorRTConfig) -> Version:
     )
 
 
-def _check_opset(pipeline: Pipeline, version: Version, opset: int) -> None:
-    from tasks.toolchain.triton_releases import highest_tensorrt_opset
-
+def _check_opset(version: Version, opset: int) -> None:
     highest = highest_tensorrt_opset(version)
     if highest is not None and opset > highest:
         raise ConfigError(
@@ -396,7 +396,7 @@ def _check_built(passport: Mapping[str, Any], config: TensorRTConfig, version: V
             )
         )
     built, asked = passport["compute_capability"], _capability(config)
-    if built is not None and asked != UNKNOWN and built != asked:
+    if built is not None and asked not in (UNKNOWN, built):
         problems.append(
             Problem(
                 f"the engine was built on a GPU of compute capability {built}, and {asked} was asked for",
@@ -410,5 +410,3 @@ def _check_built(passport: Mapping[str, Any], config: TensorRTConfig, version: V
 
 def _json(profiles: Sequence[Mapping[str, Mapping[str, Sequence[int]]]]) -> list[dict[str, Any]]:
     return [{end: {name: list(shape) for name, shape in at.items()} for end, at in p.items()} for p in profiles]
-
-

@@ -9,8 +9,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tasks.config import AxisRange, EngineConfig, Keyed, Listed, Parity, PathText, Pipeline, Placement, PositiveInt
-from tasks.config import Settings, Text
+from tasks.config import (
+    AxisRange,
+    EngineConfig,
+    Keyed,
+    Listed,
+    Parity,
+    PathText,
+    Pipeline,
+    Placement,
+    PositiveInt,
+    Settings,
+    Text,
+)
 from tasks.errors import ConfigError, Problem
 from tasks.toolchain.triton_releases import TritonRelease, find_release, release_text
 from tasks.toolchain.trtexec import (
@@ -59,8 +70,8 @@ class Builder(Settings):
     gpus: Placement[Text] = "device=0"
     """The GPU for the container, as `docker run --gpus` takes it."""
     launcher: Placement[Listed[Text]] = ()
-    """A command that stands before the whole, such as `[srun, --gpus=1]`, to build on another machine that sees the same
-    folders."""
+    """A command that stands before the whole, such as `[srun, --gpus=1]`, to build on another machine that sees the
+    same folders."""
 
 
 class TensorRTConfig(EngineConfig):
@@ -70,25 +81,27 @@ class TensorRTConfig(EngineConfig):
     target: Placement[Annotated[str, BeforeValidator(release_text)] | None] = None
     """The Triton release that serves, such as 26.08: it decides TensorRT's version and the image."""
     tensorrt: Placement[Annotated[str, AfterValidator(_version)] | None] = None
-    """TensorRT's version, where there is no `target` or its version is not known. Part of the key as the environment."""
+    """TensorRT's version, where there is no `target` or its version is not known. Keyed as the environment."""
     compute_capability: Placement[Annotated[str, BeforeValidator(_capability)] | None] = None
-    """Of the GPU that serves, such as 9.0; that of this machine's GPU if left out. Part of the key as the environment."""
+    """Of the GPU that serves, such as 9.0; that of this machine's GPU if left out. Keyed as the environment."""
     precision: Keyed[Precision] = "fp32"
     """The lowest precision that layers may run in."""
     strongly_typed: Keyed[bool] = False
     """On TensorRT 10: put fp16 and bf16 into the graph too, as 11 always needs it, instead of giving a flag."""
     keep_fp32: Keyed[Literal["auto"] | Listed[Text]] = ()
-    """Nodes of the graph that stay in higher precision; `auto` finds a smallest list with which the parity gate passes."""
+    """Nodes of the graph that stay in fp32; `auto` finds a smallest list with which the parity gate passes."""
     quantizer: Keyed[Literal["modelopt", "onnxruntime"]] = "modelopt"
     """What inserts the QuantizeLinear nodes for int8: NVIDIA's ModelOpt in an environment of its own, or the lighter
     static quantisation of ONNX Runtime."""
     calibration_samples: Keyed[PositiveInt] = 256
     """Rows of the training data that ranges are measured on."""
     parity: Parity | None = None
-    """How far the answers may lie from PyTorch's in this precision; wider than gates.parity for lower ones if left out."""
+    """How far the answers may lie from PyTorch's in this precision; wider than gates.parity if left out."""
     profiles: Keyed[Listed[Mapping[str, AxisRange]]] = ()
     """Optimization profiles by axis, each within `shapes`; one over the whole of `shapes` if left out."""
-    memory_pools: Keyed[Mapping[Literal["workspace", "tacticSharedMem", "dlaSRAM", "dlaLocalDRAM", "dlaGlobalDRAM"], PositiveInt]] = Field(default_factory=dict)
+    memory_pools: Keyed[
+        Mapping[Literal["workspace", "tacticSharedMem", "dlaSRAM", "dlaLocalDRAM", "dlaGlobalDRAM"], PositiveInt]
+    ] = Field(default_factory=dict)
     """Limits in MiB (`tacticSharedMem`: KiB). TensorRT may use the whole GPU if left out."""
     builder_optimization_level: Keyed[Annotated[int, Field(ge=0, le=5)] | None] = None
     """0 builds fastest, 5 looks longest for fast kernels; TensorRT's own default (3) if left out."""
@@ -107,8 +120,8 @@ class TensorRTConfig(EngineConfig):
     measure: Placement[bool] = True
     """Run the engine after it was built, for the performance summary."""
     preflight: Placement[Literal["none", "tensorrt-rtx"]] = "none"
-    """`tensorrt-rtx`: first compile the graph with TensorRT-RTX on the CPU, so that what TensorRT would refuse comes out
-    without a GPU."""
+    """`tensorrt-rtx`: first compile the graph with TensorRT-RTX on the CPU, so that what TensorRT would refuse comes
+    out without a GPU."""
     builder: Builder = Builder()
     """Where trtexec runs."""
     timeout_minutes: Placement[Annotated[float, Field(gt=0)]] = 120.0
@@ -203,7 +216,7 @@ def profiles_of(pipeline: Pipeline) -> tuple[OptimizationProfile, ...]:
             elif sizes.min < declared.min or sizes.max > declared.max:
                 problems.append(
                     Problem(
-                        f"{sizes.min} to {sizes.max} leaves the declared shapes.{axis}, {declared.min} to {declared.max}",
+                        f"{sizes.min} to {sizes.max} leaves shapes.{axis}, {declared.min} to {declared.max}",
                         field=field,
                         hint="the export checked no other sizes",
                     )

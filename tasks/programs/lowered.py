@@ -26,9 +26,9 @@ _ROUNDED: dict[int, Any] = {
     TensorProto.FLOAT16: np.float16,
     TensorProto.BFLOAT16: ml_dtypes.bfloat16,
 }
-LOW = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
-_INTEGERS = {TensorProto.INT8: (-128, 127), TensorProto.UINT8: (0, 255)}
-_FLOATS8 = {
+LOW: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+_INTEGERS: dict[int, tuple[int, int]] = {TensorProto.INT8: (-128, 127), TensorProto.UINT8: (0, 255)}
+_FLOATS8: dict[int, tuple[Any, float]] = {
     TensorProto.FLOAT8E4M3FN: (ml_dtypes.float8_e4m3fn, 448.0),
     TensorProto.FLOAT8E5M2: (ml_dtypes.float8_e5m2, 57344.0),
 }
@@ -189,7 +189,8 @@ def _captured(node: onnx.NodeProto) -> list[str]:
     found: list[str] = []
     for attribute in node.attribute:
         for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            made = {v.name for v in (*graph.input, *graph.initializer)} | {o for n in graph.node for o in n.output}
+            made = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+            made |= {o for n in graph.node for o in n.output}
             used = [name for n in graph.node for name in (*n.input, *_captured(n))]
             found += [name for name in used if name and name not in made and name not in found]
     return found

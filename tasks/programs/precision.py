@@ -22,7 +22,7 @@ import onnx
 import onnxruntime
 
 from .failures import ProgramFailed, nearest
-from .jobs import PrecisionJob
+from .jobs import Parity, PrecisionJob
 from .lowered import LOW, Arrays, Graph
 from .notes import Notes, Progress, write_json
 from .rows import read_batches
@@ -86,7 +86,9 @@ def main(job: PrecisionJob) -> None:
     progress(1, f"conversion to {job['precision']}")
     given = job["keep_fp32"]
     with notes.timed("convert"):
-        unknown = [name for name in given if name not in {n.name for n in original.graph.node}] if given != "auto" else []
+        unknown = (
+            [name for name in given if name not in {n.name for n in original.graph.node}] if given != "auto" else []
+        )
         if unknown:
             raise _no_such_node(unknown[0], original)
         first = attempt(() if given == "auto" else tuple(given))
@@ -152,8 +154,8 @@ class Converter:
         batches = source.parent / "batches"
         batches.mkdir()
         for index, batch in enumerate(self.calibration):
-            np.savez(batches / f"{index:05}.npz", **batch)
-        return convert_to_mixed_precision(
+            np.savez(batches / f"{index:05}.npz", **batch)  # type: ignore[arg-type] # numpy's stub takes any name for a flag
+        converted: onnx.ModelProto = convert_to_mixed_precision(
             onnx_path=str(source),
             low_precision_type=low,
             keep_io_types=True,
@@ -163,6 +165,7 @@ class Converter:
             # transformer in fp32 unasked. Its limit stays where fp16 itself ends.
             data_max=65504.0 if low == "fp16" else math.inf,
         )
+        return converted
 
     def _modelopt(self, source: Path, mode: str, target: Path, kept: Sequence[str]) -> onnx.ModelProto:
         from modelopt.onnx.quantization import quantize
@@ -230,12 +233,12 @@ def converted_nodes(model: onnx.ModelProto) -> list[str]:
     return found
 
 
-def compare(graph: Graph, check: Batches, expected: Batches, parity: Mapping[str, float]) -> Difference:
+def compare(graph: Graph, check: Batches, expected: Batches, parity: Parity) -> Difference:
     """Hold a graph's answers against those in fp32."""
     return difference([graph.run(batch) for batch in check], expected, parity)
 
 
-def difference(got: Batches, expected: Batches, parity: Mapping[str, float]) -> Difference:
+def difference(got: Batches, expected: Batches, parity: Parity) -> Difference:
     """The largest differences over all batches and outputs; infinite where a value is not finite."""
     largest, excess = 0.0, -math.inf
     for ours, theirs in zip(got, expected, strict=True):
@@ -407,7 +410,12 @@ def _no_such_node(name: str, model: onnx.ModelProto) -> ProgramFailed:
 
 
 def _write(
-    output: Path, source: Path, chosen: Attempt, losses: Mapping[str, float], job: PrecisionJob, original: onnx.ModelProto
+    output: Path,
+    source: Path,
+    chosen: Attempt,
+    losses: Mapping[str, float],
+    job: PrecisionJob,
+    original: onnx.ModelProto,
 ) -> None:
     model = chosen.model
     # The tools write their own names and times; the product must depend on the job alone.
@@ -441,4 +449,3 @@ def _write(
             "layer_losses": {name: min(loss, 1e30) for name, loss in list(losses.items())[:20]},
         },
     )
-

@@ -157,7 +157,9 @@ def _add_profile(
             sizes = profile[end][name]
             fits = len(sizes) == len(graph) and all(a in (-1, b) for a, b in zip(graph, sizes, strict=True))
             if not fits:
-                raise _refused(f"profile {index}", [f'{end} of "{name}" is {sizes}, and the graph declares {list(graph)}'])
+                raise _refused(
+                    f"profile {index}", [f'{end} of "{name}" is {sizes}, and the graph declares {list(graph)}']
+                )
         try:
             made.set_shape(name, profile["min"][name], shape, profile["max"][name])
         except (ValueError, RuntimeError) as error:
@@ -165,7 +167,9 @@ def _add_profile(
     dynamic = [name for name, shape in inputs.items() if -1 in shape]
     missing = [name for name in dynamic if name not in profile["opt"]]
     if missing:
-        raise _refused(f"profile {index}", [f'the graph\'s input "{missing[0]}" is dynamic, and no sizes are given for it'])
+        raise _refused(
+            f"profile {index}", [f'the graph\'s input "{missing[0]}" is dynamic, and no sizes are given for it']
+        )
     if dynamic and config.add_optimization_profile(made) < 0:
         raise _refused(f"profile {index}", listener.errors)
 
@@ -203,5 +207,7 @@ def _mend(errors: list[str]) -> str:
     if "profile" in text or "shape" in text.lower() or "dimension" in text:
         return "check shapes and inputs of the pipeline file against what the model can take"
     if "data type" in text or "types" in text:
-        return "convert the tensor's type in the recipe's model; TensorRT knows no texts, and mixes no types in one node"
+        return (
+            "convert the tensor's type in the recipe's model; TensorRT knows no texts, and mixes no types in one node"
+        )
     return "the nodes are named as in the exported graph; `enginehouse artifacts show` finds its file"

@@ -276,7 +276,9 @@ def _raised(found: Explanation, failure: CommandFailed) -> EnginehouseError:
                 Problem(f"{found.cause}{where}", field="engine", hint=found.mend + _option_hint(found.cause))
             )
         case "tool missing":
-            return ToolMissing(_TOOLS.get(found.kind, "TensorRT"), why=f"{found.cause} ({found.detail})", mend=found.mend)
+            return ToolMissing(
+                _TOOLS.get(found.kind, "TensorRT"), why=f"{found.cause} ({found.detail})", mend=found.mend
+            )
         case _:
             return CommandFailed(
                 failure.what,
@@ -303,4 +305,3 @@ def _option_hint(cause: str) -> str:
     name = re.search(r"--\w+", cause)
     option = find_option(name[0]) if name else None
     return f"; in its place: {option.instead}" if option is not None and option.instead else ""
-

@@ -104,7 +104,9 @@ TABLE: tuple[Option, ...] = (
     *_valued("timingCacheFile hardwareCompatibilityLevel runtimePlatform profilingVerbosity tempdir tempfileControls"),
     *_valued("layerDeviceTypes markDebug useRuntime leanDLLPath"),
     *_flags("independentWeightLayouts", since=V11_5, source=NOTES_11_5),
-    *_flags("refit stripWeights stripAllWeights weightless versionCompatible vc excludeLeanRuntime pluginInstanceNorm pi"),
+    *_flags(
+        "refit stripWeights stripAllWeights weightless versionCompatible vc excludeLeanRuntime pluginInstanceNorm pi"
+    ),
     *_flags("noBuilderCache noCompilationCache errorOnTimingCacheMiss monitorMemory distributiveIndependence"),
     *_flags("markUnfusedTensorsAsDebugTensors allowWeightStreaming directIO skipInference"),
     *_flags("safe restricted consistency dumpKernelText buildDLAStandalone allowGPUFallback"),
@@ -121,7 +123,9 @@ TABLE: tuple[Option, ...] = (
     *_valued("streams", removed=V11, instead="--infStreams", source=TO_11),
     # Reporting.
     *_valued("avgRuns percentile exportTimes exportOutput exportProfile exportLayerInfo"),
-    *_flags("verbose dumpRefit dumpOutput dumpRawBindingsToFile dumpProfile dumpLayerInfo dumpOptimizationProfile help"),
+    *_flags(
+        "verbose dumpRefit dumpOutput dumpRawBindingsToFile dumpProfile dumpLayerInfo dumpOptimizationProfile help"
+    ),
     # What 8.x had: still in many scripts, and refused since 10.
     *_valued("workspace", removed=V10, instead="--memPoolSize=workspace:MIB", source=TO_10),
     *_valued("minTiming", removed=V10, instead="--avgTiming", source=TO_10),
@@ -171,7 +175,8 @@ def flag_problem(flag: str, version: Version) -> str | None:
     if option.removed is not None and version >= option.removed:
         return f"{name} is gone since TensorRT {version_text(option.removed)}, and the target has {target}{instead}"
     if option.no_effect is not None and version >= option.no_effect:
-        return f"{name} does nothing since TensorRT {version_text(option.no_effect)}, and the target has {target}{instead}"
+        since = version_text(option.no_effect)
+        return f"{name} does nothing since TensorRT {since}, and the target has {target}{instead}"
     if option.value == "none" and equals:
         return f"{name} takes no value, got {value!r}"
     if option.value == "required" and not value:

@@ -110,7 +110,5 @@ def _metrics(text: str) -> dict[str, float]:
             return {name: float(found[1])}
     for name, title in _TIMES.items():
         if text.startswith(f"{title}: "):
-            return {
-                f"{name}_{'p' + part[2] if part[2] else part[1]}": float(part[3]) for part in _PART.finditer(text)
-            }
+            return {f"{name}_{'p' + part[2] if part[2] else part[1]}": float(part[3]) for part in _PART.finditer(text)}
     return {}
