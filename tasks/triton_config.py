@@ -219,6 +219,24 @@ def _collect(site: Site) -> Built:
     return Built()
 
 
+def _preview(pipeline: Pipeline) -> tuple[str, ...]:
+    """The part of the config that the pipeline file alone decides; the outputs are the export's to tell."""
+    kind, serve = kind_of(pipeline), pipeline.serve
+    lines = [f"platform {kind.platform}, max_batch_size {serve.max_batch_size}"]
+    for name, spec in pipeline.inputs.items():
+        axes = spec.shape[1:] if serve.max_batch_size else spec.shape
+        dims = [axis if isinstance(axis, int) else -1 for axis in axes]
+        lines.append(f"input {name}: {TRITON_TYPES[spec.dtype]} {dims or [1]}")
+    profiles, accelerator = kind.profiles(pipeline), kind.accelerator(pipeline)
+    for group in serve.instance_group:
+        lines.append(
+            f"{group.count} x {group.kind}" + (f" with {profiles} optimization profiles" if profiles > 1 else "")
+        )
+    if accelerator is not None:
+        lines.append(f"execution provider {accelerator.name}: {dict(accelerator.parameters)}")
+    return tuple(lines)
+
+
 STAGE = KeyedStage(
     name="triton_config",
     version=1,  # also when the header of the text changes: it is part of the bytes
@@ -227,4 +245,5 @@ STAGE = KeyedStage(
     parts=_parts,
     steps=_steps,
     collect=_collect,
+    preview=_preview,
 )

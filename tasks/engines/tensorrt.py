@@ -200,8 +200,8 @@ class TensorRTEngine(EngineBase):
         """For `plan`: the target, what it carries, and where it is built."""
         config, place, release = config_of(pipeline), place_of(pipeline), release_of(config_of(pipeline))
         version = declared_version(config)
-        target = f"Triton {release.name} with " if release is not None else ""
-        lines = [f"builds with {target}{described(version)}, for compute capability {_capability(config)}"]
+        target = f" for Triton {release.name}" if release is not None else ""
+        lines = [f"builds{target} with {described(version)}, for compute capability {_capability(config)}"]
         lines.append(f"in the image {place.image}" if place.image else f"with the program {place.trtexec}")
         if release is not None and release.minimum_driver is not None:
             lines.append(f"needs a driver from {release.minimum_driver} on (CUDA {release.cuda})")

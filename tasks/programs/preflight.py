@@ -67,6 +67,8 @@ def main(job: PreflightJob) -> None:
     config.num_compute_capabilities = 1
     config.set_compute_capability(target, 0)
     with notes.timed("profiles"):
+        if not job["profiles"]:
+            _check_static(network)
         for index, profile in enumerate(job["profiles"]):
             _add_profile(builder, config, network, listener, index, profile)
 
@@ -132,7 +134,7 @@ _NOISE = (
     r"\[[^\]]*catchCudaError[^\]]*\] Error Code 1: Cuda Runtime \(.*?\)\)",
     r"Error Code 1: Cuda Runtime \(In catchCudaError.*?\)\)",
     # Places in NVIDIA's own files.
-    r" In \w+ at /_src/\S+?(?=\)|$)",
+    r" In [\w()]+ at /_src/[^\s)]+",
     r"^(?:\[?\S+\.(?:cpp|h)\S*\]?:?\s*)+",
 )
 
@@ -142,6 +144,14 @@ def _told(text: str) -> str:
     for pattern in _NOISE:
         text = re.sub(pattern, "", text)
     return re.sub(r"\s+", " ", text).strip()
+
+
+def _check_static(network: Any) -> None:
+    dynamic = [i.name for i in map(network.get_input, range(network.num_inputs)) if -1 in tuple(i.shape)]
+    if dynamic:
+        raise _refused(
+            "the graph without a profile", [f'the graph\'s input "{dynamic[0]}" is dynamic, and it is given no sizes']
+        )
 
 
 def _add_profile(
@@ -167,9 +177,7 @@ def _add_profile(
     dynamic = [name for name, shape in inputs.items() if -1 in shape]
     missing = [name for name in dynamic if name not in profile["opt"]]
     if missing:
-        raise _refused(
-            f"profile {index}", [f'the graph\'s input "{missing[0]}" is dynamic, and no sizes are given for it']
-        )
+        raise _refused(f"profile {index}", [f'the graph\'s input "{missing[0]}" is dynamic, and it is given no sizes'])
     if dynamic and config.add_optimization_profile(made) < 0:
         raise _refused(f"profile {index}", listener.errors)
 

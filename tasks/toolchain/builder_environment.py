@@ -24,7 +24,7 @@ Name = Literal["modelopt", "tensorrt-rtx"]
 NAMES: tuple[Name, ...] = ("modelopt", "tensorrt-rtx")
 
 _WHAT: dict[Name, str] = {
-    "modelopt": "puts fp16, bf16, int8 and fp8 into the graph for TensorRT (about 1 GB with a CPU build of PyTorch)",
+    "modelopt": "puts fp16, bf16, int8 and fp8 into the graph (about 1.5 GB, with a CPU build of PyTorch)",
     "tensorrt-rtx": "compiles the graph on the CPU before a GPU is paid for (about 400 MB)",
 }
 _MARK = "enginehouse-requirements.sha256"
@@ -86,11 +86,7 @@ def requirements_digest(name: Name) -> str:
 def setup(
     name: Name, *, say: Callable[[str], None], folder: Path | None = None, runner: Runner = run
 ) -> BuilderEnvironment:
-    """Make the environment, or find it made. Raises `CommandFailed` when pip fails; the next call begins anew.
-
-    ModelOpt's own list of needs holds CUDA builds and others that its ONNX tools never import, hence `--no-deps`: the
-    list in `containers/builder/` is complete by itself.
-    """
+    """Make the environment, or find it made. Raises `CommandFailed` when pip fails; the next call begins anew."""
     environment = find_environment(name) if folder is None else BuilderEnvironment(name=name, folder=folder)
     if environment.is_ready:
         return environment
@@ -99,7 +95,7 @@ def setup(
     log = environment.folder.with_suffix(".log")
     what = f"the setup of {name}"
     runner([sys.executable, "-m", "venv", str(environment.folder)], log=log, what=what, timeout=300.0, on_line=say)
-    pip = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
+    pip = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check"]
     runner([*pip, "--requirement", str(requirements(name))], log=log, what=what, timeout=3600.0, on_line=say)
     (environment.folder / _MARK).write_text(requirements_digest(name))
     return environment

@@ -98,8 +98,8 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "unsupported operator",
-        r"No importer registered for op: (?P<op>\w+)|UNSUPPORTED_NODE\b.*?(?:op|operator|node)[: ]+\"?(?P<op2>\w+)"
-        r"|Plugin not found.*?(?:name|op_type)[:= ]+\"?(?P<op3>\w+)|getPluginCreator could not find plugin:? (?P<op4>\w+)",
+        r"No importer registered for op: (?P<op>\w+)|operator: (?P<op2>\w+) .*(?:Plugin not found|UNSUPPORTED_NODE)|"
+        r"Plugin not found|getPluginCreator could not find plugin:? (?P<op3>\w+)",
         "TensorRT has no layer for the operator {op}",
         "write it with other operators in the recipe, or give the plugin that brings it: engine.plugins",
     ),
