@@ -192,6 +192,9 @@ KNOWN: tuple[Known, ...] = (
 )
 """In the order in which they are looked for: what explains more comes first."""
 
+KILLED_IN_CONTAINER = "exit status 137"
+"""How `docker run` ends when its container got a SIGKILL (128 + 9)."""
+
 _LATE = frozenset({"graph refused", "workspace too small"})
 """Kinds that another failure's log holds too, so that they count only where nothing nearer was found."""
 
@@ -247,6 +250,16 @@ def failure_of(failure: CommandFailed, lines: Iterable[str]) -> EnginehouseError
     if not failure.ended.startswith("exit status"):
         return failure
     found = explain(lines)
+    if found is None and failure.ended == KILLED_IN_CONTAINER:
+        return CommandFailed(
+            failure.what,
+            argv=failure.argv,
+            ended=failure.ended,
+            log=failure.log,
+            last_lines=failure.last_lines,
+            cause="the builder was killed inside its container, most likely for memory: give Docker more, or lower "
+            "engine.builder_optimization_level",
+        )
     return failure if found is None else _raised(found, failure)
 
 

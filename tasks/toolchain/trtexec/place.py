@@ -34,7 +34,8 @@ class Place:
         whether it may write there. `lock` is a file that keeps two builds off one GPU and one timing cache: whoever
         comes second waits. `flock` and the lock end with the process, however it ends.
         """
-        locked = ["flock", str(lock)] if lock is not None else []
+        # Without a fork, so that a signal that ends the builder is still seen as one.
+        locked = ["flock", "--no-fork", str(lock)] if lock is not None else []
         if self.image is None:
             return [*self.launcher, *locked, *argv]
         mounts = [

@@ -113,6 +113,11 @@ def test_what_ended_from_outside_keeps_that_cause_whatever_the_log_holds(ended):
     assert failure_of(failure, lines("unknown_option_11")) is failure
 
 
+def test_a_builder_that_was_killed_inside_its_container_is_told_so():
+    error = failure_of(failed("exit status 137"), ["[I] Start parsing network model."])
+    assert "killed inside its container, most likely for memory" in str(error)
+
+
 def test_an_unknown_failure_stays_what_it_was():
     failure = failed()
     assert failure_of(failure, ["[E] something that nobody has seen"]) is failure
