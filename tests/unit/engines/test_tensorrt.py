@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -255,8 +257,19 @@ def program(path: Path, text: str) -> Path:
 
 PLAN = r"printf 'ftrt\357\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\012\020\001\013'"
 """The header of a plan of TensorRT 10.16.1.11, for the shell."""
-SAVE = 'for a in "$@"; do case "$a" in --saveEngine=*) plan="${a#--saveEngine=}";; --exportLayerInfo=*) layers="${a#--exportLayerInfo=}";; esac; done\n'
-LAYERS = """echo '{"Layers": [{"Name": "conv", "LayerType": "CaskConvolution", "Outputs": [{"Format/Datatype": "Half NCHW"}]}], "Bindings": []}' > "$layers"\n"""
+SAVE = """\
+for a in "$@"; do
+    case "$a" in
+        --saveEngine=*) plan="${a#--saveEngine=}" ;;
+        --exportLayerInfo=*) layers="${a#--exportLayerInfo=}" ;;
+    esac
+done
+"""
+LAYERS = """\
+cat > "$layers" <<END
+{"Layers": [{"LayerType": "CaskConvolution", "Outputs": [{"Format/Datatype": "Half NCHW"}]}], "Bindings": []}
+END
+"""
 GOOD = SAVE + f'{PLAN} > "$plan"\nhead -c 5000 /dev/zero >> "$plan"\n' + LAYERS
 
 
@@ -307,8 +320,6 @@ def test_the_passport_says_what_built_it_and_for_what(build):
 
 
 def test_the_script_builds_the_same_again_from_a_copy_of_the_graph(build, tmp_path):
-    import subprocess
-
     made, built = build(GOOD)
     script = tmp_path / "reproduce.sh"
     script.write_text(built.details["reproduce.sh"])
@@ -401,20 +412,18 @@ def test_a_build_on_another_gpu_than_was_asked_for_is_refused(build):
 
 def test_two_builds_with_one_timing_cache_come_after_each_other(build, tmp_path):
     """The stand-in fails if another one holds its mark at the same time."""
-    import threading
-
     guarded = f"mkdir {tmp_path}/mark || exit 9\nsleep 1\nrmdir {tmp_path}/mark\n" + GOOD
     build(guarded)
     steps = engine.STAGE.steps(
         site(load(tmp_path / "pipeline" / "pipeline.yaml"), tmp_path / "other", tmp_path / "export")
     )
-    failures: list[BaseException] = []
+    failures: list[Exception] = []
 
     def once(number: int) -> None:
         made = site(load(tmp_path / "pipeline" / "pipeline.yaml"), tmp_path / f"work{number}", tmp_path / "export")
         try:
             run_step(engine.STAGE.steps(made)[1], log=tmp_path / f"log{number}", on_line=lambda line: None)
-        except BaseException as error:
+        except Exception as error:
             failures.append(error)
 
     threads = [threading.Thread(target=once, args=(n,)) for n in (1, 2)]

@@ -10,15 +10,17 @@ from tasks.toolchain.trtexec.options import TABLE, find_option, flag_problem, op
 
 V10, V11 = (10, 13, 3), (11, 1, 0)
 
-REMOVED_BY_11 = (
-    "fp16 bf16 int8 fp8 int4 best calib calibProfile layerPrecisions layerOutputTypes precisionConstraints "
-    "minShapesCalib optShapesCalib maxShapesCalib plugins streams"
-).split()
+REMOVED_BY_11 = [
+    *("fp16", "bf16", "int8", "fp8", "int4", "best", "calib", "calibProfile"),
+    *("layerPrecisions", "layerOutputTypes", "precisionConstraints"),
+    *("minShapesCalib", "optShapesCalib", "maxShapesCalib", "plugins", "streams"),
+]
 WITHOUT_EFFECT_ON_11 = ["useCudaGraph", "useSpinWait", "noDataTransfers", "separateProfileRun", "stronglyTyped"]
-SAME_ON_BOTH = (
-    "onnx saveEngine minShapes optShapes maxShapes profile memPoolSize builderOptimizationLevel skipInference noTF32 "
-    "hardwareCompatibilityLevel versionCompatible stripWeights sparsity staticPlugins timingCacheFile exportLayerInfo"
-).split()
+SAME_ON_BOTH = [
+    *("onnx", "saveEngine", "minShapes", "optShapes", "maxShapes", "profile", "memPoolSize"),
+    *("builderOptimizationLevel", "skipInference", "noTF32", "hardwareCompatibilityLevel", "versionCompatible"),
+    *("stripWeights", "sparsity", "staticPlugins", "timingCacheFile", "exportLayerInfo"),
+]
 
 
 def written(name: str) -> str:

@@ -1,5 +1,5 @@
-"""Logs of trtexec. Those in golden/trtexec/logs are written anew after NVIDIA's documented format and the sources of its
-reporting; none was recorded from a build."""
+"""Logs of trtexec. Those in golden/trtexec/logs are written anew after NVIDIA's documented format and the sources of
+its reporting; none was recorded from a build."""
 
 from __future__ import annotations
 
