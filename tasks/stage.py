@@ -111,11 +111,11 @@ class KeyedStage:
     """The child processes, in order; a pure function, so that a plan can show what would run."""
     collect: Callable[[Site], Built]
     """Runs after the steps: leaves exactly the product's files in `Site.product`."""
-    applies: Callable[[Pipeline], bool] = lambda pipeline: True
+    applies: Callable[[Pipeline], bool] = lambda _pipeline: True
     """Whether a pipeline has this stage at all; one that it has not is no material of others either."""
-    check: Callable[[Pipeline], None] = lambda pipeline: None
+    check: Callable[[Pipeline], None] = lambda _pipeline: None
     """Raises `ToolMissing` or `ConfigError` when the stage cannot be built; called before anything is."""
-    preview: Callable[[Pipeline], Sequence[str]] = lambda pipeline: ()
+    preview: Callable[[Pipeline], Sequence[str]] = lambda _pipeline: ()
     """What a plan says of the stage beside its commands; a line each."""
 
 

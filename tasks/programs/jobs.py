@@ -274,8 +274,8 @@ class PrecisionJob(TypedDict):
     """`precision`: a graph in lower precision. Runs in an environment with ModelOpt, or with onnxruntime alone.
 
     Writes `output/model.onnx` (with `model.onnx.data` beside it if large), `output/signature.json` and
-    `output/report.json`: what was converted, how many nodes, what stays in fp32, and what each layer loses. A graph that
-    differs by more than `parity` is refused as `gate failed`, with the layers that lose the most and a list to keep.
+    `output/report.json`: what was converted, how many nodes, what stays in fp32, and what each layer loses. A graph
+    that differs by more than `parity` is refused as `gate failed`, with the layers that lose most and a list to keep.
     """
 
     onnx: str

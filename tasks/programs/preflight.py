@@ -209,8 +209,8 @@ def _mend(errors: list[str]) -> str:
     text = " ".join(errors)
     if re.search(r"no layer for|No importer registered|not supported|[Uu]nsupported|Plugin not found", text):
         return (
-            "write the operator with others in the recipe, give TensorRT the plugin that brings it (engine.plugins; the "
-            "preflight cannot load it), or serve the graph itself with engine: {kind: onnxruntime}"
+            "write the operator with others in the recipe, give TensorRT the plugin that brings it (engine.plugins, "
+            "which the preflight cannot load), or serve the graph itself with engine: {kind: onnxruntime}"
         )
     if "profile" in text or "shape" in text.lower() or "dimension" in text:
         return "check shapes and inputs of the pipeline file against what the model can take"

@@ -13,7 +13,8 @@ import torch
 from .batches import check_inputs, to_arrays
 from .jobs import SamplesJob
 from .notes import Notes
-from .recipe import Arrays, Recipe, load_recipe
+from .recipe import Arrays, Recipe
+from .recipe_loading import load_recipe
 from .rows import write_batches
 
 

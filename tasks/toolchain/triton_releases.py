@@ -1,5 +1,5 @@
-"""What each monthly release of Triton's image carries: TensorRT, ONNX Runtime, CUDA, the driver it needs, and how new an
-ONNX file it can read. Facts, each with its source; read on 2026-11-30.
+"""What each monthly release of Triton's image carries: TensorRT, ONNX Runtime, CUDA, the driver it needs, and how new
+an ONNX file it can read. Facts, each with its source; read on 2026-11-30.
 
 Sources, as each release names them:
 

@@ -52,7 +52,7 @@ class OptimizationProfile:
 
 
 def profile_of(inputs: Mapping[str, Sequence[int | str]], shapes: Mapping[str, Range]) -> OptimizationProfile:
-    """The profile that declared shapes ask for. Inputs without a dynamic axis are left out: their shape is in the graph.
+    """The profile that declared shapes ask for. Inputs without a dynamic axis are left out: the graph has their shape.
 
     >>> from types import SimpleNamespace as R
     >>> profile_of({"image": ["batch", 3], "scale": [1]}, {"batch": R(min=1, opt=8, max=32)}).opt
@@ -79,7 +79,7 @@ class BuildRequest:
     plan: PurePath
     """Where the engine goes."""
     precision: Precision = "fp32"
-    """The lowest precision that layers may run in. `tf32`: fp32 values, products rounded to TF32 on Ampere and newer."""
+    """The lowest precision that layers may run in. `tf32`: fp32 values, products rounded to TF32 from Ampere on."""
     strongly_typed: bool = False
     """Whether the graph itself carries the precision (always so on 11): then no precision flag is given."""
     profiles: Sequence[OptimizationProfile] = ()
@@ -102,10 +102,13 @@ class BuildRequest:
 
 
 _OURS = frozenset(
-    "--onnx --saveEngine --loadEngine --minShapes --optShapes --maxShapes --profile --fp16 --bf16 --int8 --fp8 --best "
-    "--stronglyTyped --noTF32 --memPoolSize --builderOptimizationLevel --hardwareCompatibilityLevel --versionCompatible "
-    "--vc --stripWeights --sparsity --plugins --staticPlugins --timingCacheFile --exportLayerInfo --profilingVerbosity "
-    "--skipInference".split()
+    [
+        *("--onnx", "--saveEngine", "--loadEngine", "--minShapes", "--optShapes", "--maxShapes", "--profile"),
+        *("--fp16", "--bf16", "--int8", "--fp8", "--best", "--stronglyTyped", "--noTF32"),
+        *("--memPoolSize", "--builderOptimizationLevel", "--hardwareCompatibilityLevel", "--versionCompatible", "--vc"),
+        *("--stripWeights", "--sparsity", "--plugins", "--staticPlugins", "--timingCacheFile"),
+        *("--exportLayerInfo", "--profilingVerbosity", "--skipInference"),
+    ]
 )
 """What the request's own fields say; given as an extra flag it would contradict them, or the key."""
 

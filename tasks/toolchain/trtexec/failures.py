@@ -1,7 +1,8 @@
 """The known ways in which building an engine fails: the text that shows each, its cause, and the mend.
 
-The texts are those of NVIDIA's sources, of reports by users, and (for graphs and profiles) of TensorRT-RTX, whose parser
-we ran; none was recorded from a build of ours. A failure that is not in here keeps the log's last lines, so nothing is lost but the short answer.
+The texts are those of NVIDIA's sources, of reports by users, and (for graphs and profiles) of TensorRT-RTX, whose
+parser we ran; none was recorded from a build of ours. A failure that is not in here keeps the log's last lines, so
+nothing is lost but the short answer.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "invalid profile",
-        r"Required optimization profile is invalid|Invalid optimization profiles for input tensors|optimization profile.{0,80}(?:invalid|kMIN.{0,40}kMAX|min.{0,9}<=.{0,9}max)"
-        r"|profile is missing values|Must specify only --optShapes",
+        r"Required optimization profile is invalid|Invalid optimization profiles for input tensors|"
+        r"optimization profile.{0,80}(?:invalid|kMIN.{0,40}kMAX|min.{0,9}<=.{0,9}max)|"
+        r"profile is missing values|Must specify only --optShapes",
         "TensorRT refuses an optimization profile",
         "check shapes (and engine.profiles): 1 <= min <= opt <= max for every axis, within what the graph allows",
         "configuration",
@@ -130,7 +132,7 @@ KNOWN: tuple[Known, ...] = (
         r"CUDA driver version is insufficient|unsatisfied condition: (?P<condition>cuda>=[\d.]+)"
         r"|forward compatibility was attempted on non supported HW|CUDA initialization failure with error: 35\b",
         "the machine's NVIDIA driver is older than this CUDA needs",
-        "update the driver, or choose an older Triton release with engine.target: `enginehouse doctor` lists the minimum",
+        "update the driver, or choose an older engine.target: `enginehouse doctor` tells which driver each needs",
         "tool missing",
     ),
     _known(
@@ -139,7 +141,7 @@ KNOWN: tuple[Known, ...] = (
         r"libcuda\.so\.1: cannot open shared object file|NVIDIA-SMI has failed|No devices were found|"
         r"nvidia-smi.*not found|libnvidia-ml\.so.*not found",
         "there is no NVIDIA GPU, or its driver does not answer",
-        "build on a machine with a GPU of the kind that serves; `engine.preflight: tensorrt-rtx` checks the graph without",
+        "build on a machine with a GPU of the serving kind; `engine.preflight: tensorrt-rtx` checks the graph without",
         "tool missing",
     ),
     _known(
@@ -151,7 +153,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "other version",
-        r"not compatible with this version of TensorRT, expecting library version (?P<expected>[\d.]+) got (?P<got>[\d.]+)",
+        r"with this version of TensorRT, expecting library version (?P<expected>[\d.]+) got (?P<got>[\d.]+)",
         "the plan was built by TensorRT {got}, and this is {expected}",
         "build it with the TensorRT of the server: engine.target names the server's Triton release",
     ),
@@ -165,12 +167,12 @@ KNOWN: tuple[Known, ...] = (
         "library missing",
         r"error while loading shared libraries: (?P<library>lib\S+?):",
         "{library} is not found",
-        "put TensorRT's lib folder on LD_LIBRARY_PATH, or build inside the Triton image: engine.builder: {{kind: docker}}",
+        "put TensorRT's lib folder on LD_LIBRARY_PATH, or build in the Triton image: engine.builder: {{kind: docker}}",
         "tool missing",
     ),
     _known(
         "Docker without GPUs",
-        r"could not select device driver|unknown or invalid runtime name: nvidia|failed to discover GPU vendor from CDI",
+        r"could not select device driver|invalid runtime name: nvidia|failed to discover GPU vendor from CDI",
         "Docker cannot give a container a GPU",
         "install the NVIDIA Container Toolkit and run `nvidia-ctk runtime configure`",
         "tool missing",

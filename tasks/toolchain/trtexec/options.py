@@ -5,7 +5,8 @@ Sources, as each option names them:
     PARSER   samples/common/sampleOptions.cpp of github.com/NVIDIA/TensorRT, a 10.x parser (read 2026-11-30)
     TO_11    docs.nvidia.com/deeplearning/tensorrt/11.4.1/api/migration/tensorrt-10x-to-11x-trtexec.html (read
              2026-11-30), and the option parser of 11.1, compiled and run
-    TO_10    docs.nvidia.com/deeplearning/tensorrt/11.4.1/api/migration/tensorrt-8x-to-10x-trtexec.html (read 2026-11-30)
+    TO_10    docs.nvidia.com/deeplearning/tensorrt/11.4.1/api/migration/tensorrt-8x-to-10x-trtexec.html (read
+             2026-11-30)
     NOTES_11_5  github.com/NVIDIA/TensorRT, notes of release 11.5 (2026-11-18)
 
 An option that `trtexec` does not have ends it with status 1 and `[E] Unknown option: --fp16`, minutes after a GPU was
@@ -163,22 +164,28 @@ def options_of(version: Version) -> tuple[Option, ...]:
 def flag_problem(flag: str, version: Version) -> str | None:
     """What is wrong with one argument such as `--sparsity=enable` on `version`; `None` if nothing is."""
     name, equals, value = flag.partition("=")
-    option, target = find_option(name), f"TensorRT {version_text(version)}"
     if not name.startswith("--"):
         return f"{flag!r} is no option: expected --name or --name=value"
+    option = find_option(name)
     if option is None:
         near = difflib.get_close_matches(name, _by_name(), n=1, cutoff=0.6)
         return f"trtexec has no option {name}" + (f": did you mean {near[0]}?" if near else "")
-    instead = f": use {option.instead}" if option.instead else ""
-    if version < option.since:
-        return f"{name} came with TensorRT {version_text(option.since)}, and the target has {target}"
-    if option.removed is not None and version >= option.removed:
-        return f"{name} is gone since TensorRT {version_text(option.removed)}, and the target has {target}{instead}"
-    if option.no_effect is not None and version >= option.no_effect:
-        since = version_text(option.no_effect)
-        return f"{name} does nothing since TensorRT {since}, and the target has {target}{instead}"
+    if (problem := _availability_problem(option, version)) is not None:
+        return problem
     if option.value == "none" and equals:
         return f"{name} takes no value, got {value!r}"
     if option.value == "required" and not value:
         return f"{name} needs a value: expected {name}=…"
+    return None
+
+
+def _availability_problem(option: Option, version: Version) -> str | None:
+    target = f"and the target has TensorRT {version_text(version)}"
+    instead = f": use {option.instead}" if option.instead else ""
+    if version < option.since:
+        return f"{option.name} came with TensorRT {version_text(option.since)}, {target}"
+    if option.removed is not None and version >= option.removed:
+        return f"{option.name} is gone since TensorRT {version_text(option.removed)}, {target}{instead}"
+    if option.no_effect is not None and version >= option.no_effect:
+        return f"{option.name} does nothing since TensorRT {version_text(option.no_effect)}, {target}{instead}"
     return None

@@ -417,13 +417,13 @@ def test_two_builds_with_one_timing_cache_come_after_each_other(build, tmp_path)
     steps = engine.STAGE.steps(
         site(load(tmp_path / "pipeline" / "pipeline.yaml"), tmp_path / "other", tmp_path / "export")
     )
-    failures: list[Exception] = []
+    failures: list[EnginehouseError] = []
 
     def once(number: int) -> None:
         made = site(load(tmp_path / "pipeline" / "pipeline.yaml"), tmp_path / f"work{number}", tmp_path / "export")
         try:
             run_step(engine.STAGE.steps(made)[1], log=tmp_path / f"log{number}", on_line=lambda line: None)
-        except Exception as error:
+        except EnginehouseError as error:
             failures.append(error)
 
     threads = [threading.Thread(target=once, args=(n,)) for n in (1, 2)]
