@@ -6,9 +6,15 @@ version nor the GPU: changing one of the builder's options converts nothing agai
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from tasks import evaluation
 from tasks.config import BATCH, Pipeline, as_json
 from tasks.engines import Conversion, kind_of
+from tasks.errors import GateResult
+from tasks.gates import metric_gates, require
 from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step, move_to_product, program_step, read_json
 from tasks.toolchain import builder_environment, probe
 
@@ -52,7 +58,8 @@ def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
             "parity": as_json(conversion.parity),
             **evaluation.tensors(pipeline),
         },
-        code=identity.code.train,  # the rows to calibrate with are the recipe's
+        # The rows to calibrate with are the recipe's, and the metric judges what was made of them.
+        code={"recipe": identity.code.train, "metric": identity.code.metric},
         data=identity.data,
         environment=environment,
     )
@@ -62,19 +69,18 @@ def _steps(site: Site) -> tuple[Step, ...]:
     pipeline, conversion = site.pipeline, conversion_of(site.pipeline)
     timeout_seconds = 60 * pipeline.export.timeout_minutes
     batch = pipeline.shapes.get(BATCH)
-    first = next(iter(pipeline.inputs.values())).shape[0]
+    rows = {
+        "recipe": evaluation.recipe_spec(pipeline),
+        "inputs": as_json(pipeline.inputs),
+        "check_rows": CHECK_ROWS,
+        "batch_size": batch.opt if batch is not None else next(iter(pipeline.inputs.values())).shape[0],
+        "whole_batches": batch is None,
+    }
     samples = program_step(
         site,
         "samples",
         what="the drawing of calibration data",
-        job={
-            "recipe": evaluation.recipe_spec(pipeline),
-            "inputs": as_json(pipeline.inputs),
-            "rows": conversion.calibration_samples,
-            "check_rows": CHECK_ROWS,
-            "batch_size": batch.opt if batch is not None else first,
-            "whole_batches": batch is None,
-        },
+        job=rows | {"calibration_rows": conversion.calibration_samples},
         timeout_seconds=timeout_seconds,
     )
     convert = program_step(
@@ -93,12 +99,22 @@ def _steps(site: Site) -> tuple[Step, ...]:
         timeout_seconds=timeout_seconds,
         python=builder_environment.find_environment("modelopt").python if _in_modelopt(conversion) else None,
     )
-    return samples, convert
+    answers = site.work / "precision" / "work"
+    scores = program_step(
+        site,
+        "scores",
+        what="the metric on the converted graph",
+        job=rows | {"answers": {name: str(answers / f"{name}.npz") for name in ("fp32", "converted")}},
+        timeout_seconds=timeout_seconds,
+    )
+    return samples, convert, scores
 
 
 def _collect(site: Site) -> Built:
     output = site.work / "precision" / "output"
     report = read_json(output / "report.json")
+    scores = read_json(site.work / "scores" / "output" / "report.json")
+    require(judged(site.pipeline, scores), consequence=f"the graph stays as it was; {_mend(report)}")
     files = {path.name: path for path in sorted(output.iterdir()) if path.name != "report.json"}
     move_to_product(site, files)
     return Built(
@@ -107,9 +123,29 @@ def _collect(site: Site) -> Built:
             "converted": report["converted"],
             "quantize_nodes": report["quantize_nodes"],
             "max_abs_difference": report["max_abs_difference"],
+            **{f"{name}_fp32": value for name, value in scores["fp32"].items()},
+            **{f"{name}_converted": value for name, value in scores["converted"].items()},
         },
         details=report,
     )
+
+
+def judged(pipeline: Pipeline, scores: Mapping[str, Mapping[str, float]]) -> list[GateResult]:
+    """Judge the metric on the converted graph, where the graph in fp32 passes on the same rows.
+
+    Some rows of the validation split are no test split: what fails there in fp32 too is a matter of the sample.
+    """
+    before = {name: {"fp32": value} for name, value in scores["fp32"].items()}
+    after = {name: {"converted": value} for name, value in scores["converted"].items()}
+    passed = [result.passed for result in metric_gates(pipeline.gates, before)]
+    return [
+        result for result, fp32_passed in zip(metric_gates(pipeline.gates, after), passed, strict=True) if fp32_passed
+    ]
+
+
+def _mend(report: Mapping[str, Any]) -> str:
+    worst = list(report["layer_losses"])[:5]
+    return f"keep in fp32 what loses the most, such as engine.keep_fp32: {json.dumps(worst)}"
 
 
 def _preview(pipeline: Pipeline) -> tuple[str, ...]:

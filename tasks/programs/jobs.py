@@ -1,6 +1,6 @@
 """What goes into each program, and what comes out: the only words that stages and programs share.
 
-    python -I -u bootstrap.py train|export|evaluate|samples|precision|preflight job.json
+    python -I -u bootstrap.py train|export|evaluate|samples|scores|precision|preflight job.json
 
 A job is one JSON object. All its paths are absolute. Every program writes into two folders, which it makes if need be:
 
@@ -252,7 +252,16 @@ class Report(TypedDict):
     golden: GoldenDifference | None
 
 
-class SamplesJob(TypedDict):
+class RowsJob(TypedDict):
+    """Which rows of a split are drawn, and how they are put together; see `samples.drawn`."""
+
+    inputs: dict[str, InputSpec]
+    batch_size: int
+    whole_batches: bool
+    """Whether a last batch with fewer rows is left out: for a graph whose batch is a fixed size."""
+
+
+class SamplesJob(RowsJob):
     """`samples`: rows of the recipe's data as arrays.
 
     Writes `output/calibration.npz` (of the training split) and `output/check.npz` (of the validation split), each the
@@ -260,12 +269,22 @@ class SamplesJob(TypedDict):
     """
 
     recipe: str
-    inputs: dict[str, InputSpec]
-    rows: int
+    calibration_rows: int
     check_rows: int
-    batch_size: int
-    whole_batches: bool
-    """Whether a last batch with fewer rows is left out: for a graph whose batch is a fixed size."""
+    output: str
+    work: str
+
+
+class ScoresJob(RowsJob):
+    """`scores`: the recipe's metric on answers to the rows of `check.npz`.
+
+    Writes `output/report.json`: by the name of the answers, the metric's numbers.
+    """
+
+    recipe: str
+    check_rows: int
+    answers: dict[str, str]
+    """By name, a file of `rows.write_batches` with the outputs for each batch."""
     output: str
     work: str
 
@@ -285,7 +304,7 @@ class PrecisionJob(TypedDict):
     """Nodes that stay as they are; `auto` finds a smallest list."""
     calibration: str
     check: str
-    """Files of `samples`."""
+    """Files of `samples`. The answers to the latter are left as `work/fp32.npz` and `work/converted.npz`."""
     parity: Parity
     output: str
     work: str

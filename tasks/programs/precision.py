@@ -22,7 +22,7 @@ from .lowered import Graph
 from .notes import Notes, Progress, write_json
 from .precision_convert import LARGE, Converter, converted_nodes, named
 from .precision_search import Attempt, compare, layer_losses, quick_answer, search
-from .rows import read_batches
+from .rows import read_batches, write_batches
 
 SHOWN = 5
 """How many layers a refusal names."""
@@ -79,6 +79,10 @@ def main(job: PrecisionJob) -> None:
             raise _refused(job, first, losses, found)
         chosen = found
     progress(3, "file")
+    # Not the graph's bytes: another environment, which has the recipe, measures its metric on these.
+    write_batches(work / "fp32.npz", expected)
+    with notes.timed("answers"):
+        write_batches(work / "converted.npz", map(Graph(chosen.model).run, check))
     _write(output, Path(job["onnx"]), chosen, losses, job, original)
     notes.environment["onnxruntime"] = onnxruntime.__version__
     notes.write(work)

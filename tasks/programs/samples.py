@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from .batches import check_inputs, to_arrays
-from .jobs import SamplesJob
+from .jobs import RowsJob, SamplesJob
 from .notes import Notes
-from .recipe import Arrays, Recipe
+from .recipe import Arrays, Recipe, Targets
 from .recipe_loading import load_recipe
 from .rows import write_batches
 
@@ -23,23 +23,28 @@ def main(job: SamplesJob) -> None:
     torch.manual_seed(0)
     recipe = load_recipe(job["recipe"])
     output = Path(job["output"])
-    for split, rows in (("train", job["rows"]), ("validation", job["check_rows"])):
-        name = "calibration" if split == "train" else "check"
+    for split, rows, name in (
+        ("train", job["calibration_rows"], "calibration"),
+        ("validation", job["check_rows"], "check"),
+    ):
         with notes.timed(name):
-            write_batches(output / f"{name}.npz", _batches(recipe, split, rows, job))
+            write_batches(output / f"{name}.npz", (inputs for inputs, _ in drawn(recipe, split, rows, job)))
     notes.write(Path(job["work"]))
 
 
-def _batches(recipe: Recipe, split: str, rows: int, job: SamplesJob) -> Iterator[Arrays]:
+def drawn(recipe: Recipe, split: str, rows: int, job: RowsJob) -> Iterator[tuple[Arrays, Targets]]:
+    """Batches of `rows` rows, evenly over the whole split, since data sets are often sorted by class.
+
+    The same arguments draw the same rows in the same order.
+    """
     data = recipe.data(split, list(job["inputs"]))
     count = min(rows, len(data))
-    # Evenly over the whole split: data sets are often sorted by class.
     chosen = [index * len(data) // count for index in range(count)]
     size = job["batch_size"]
     for start in range(0, count, size):
         part = chosen[start : start + size]
         if job["whole_batches"] and len(part) < size:
             return
-        inputs, _ = recipe.batch([data[index] for index in part])
+        inputs, targets = recipe.batch([data[index] for index in part])
         check_inputs(recipe, split, inputs, job["inputs"])
-        yield to_arrays({name: inputs[name] for name in job["inputs"]})
+        yield to_arrays({name: inputs[name] for name in job["inputs"]}), targets
