@@ -1,4 +1,4 @@
-"""The recipe's metric on answers that another environment gave to rows of the validation split; see `jobs.ScoresJob`."""
+"""The recipe's metric on answers of another environment to rows of the validation split; see `jobs.ScoresJob`."""
 
 from __future__ import annotations
 
