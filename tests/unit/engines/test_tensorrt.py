@@ -197,6 +197,8 @@ PLACEMENTS = {
     "the deadline": {"timeout_minutes": 5},
     "measuring": {"measure": False},
     "the preflight": {"preflight": "tensorrt-rtx"},
+    "how the graph was converted, which its bytes tell": {"calibration_samples": 8, "quantizer": "onnxruntime"},
+    "the tolerance": {"parity": {"atol": 0.5}},
 }
 
 
