@@ -14,6 +14,8 @@ from typing import Any, TypeVar, cast
 from flows.chain import Job
 from tasks import deploy, evaluation, publish, validate, verify
 from tasks.artifacts.record import ArtifactRef
+from tasks.engines import kind_of
+from tasks.errors import Refused
 from tasks.events import Listener
 from tasks.home import find_home
 from tasks.served import Candidate, Verification
@@ -154,6 +156,7 @@ def run_release(
         proposal = propose(job, products)
         if (done := settled(job, proposal)) is not None:
             return [_unchanged(name) for name in (verify.STAGE, publish.STAGE, deploy.STAGE)], done
+        refuse_unfit(job, products["engine"], target)
         source = partial(job.store.materialise, products["engine"])
         proven = stage(verify.STAGE, partial(_verify, job, proposal, target, source, listener))
         if not job.selection.covers(publish.STAGE):
@@ -166,6 +169,17 @@ def run_release(
             return outcomes, None
         done = stage(deploy.STAGE, partial(_deploy, job, proposal, target, proven, listener))
         return outcomes, done
+
+
+def refuse_unfit(job: Job, engine: ArtifactRef, target: DeployTarget) -> None:
+    """Raise `Refused` when the target's servers cannot load the engine, before anything is copied or started."""
+    unfit = kind_of(job.pipeline).unfit(job.store.get_record(engine).details, target.facts())
+    if unfit:
+        raise Refused(
+            f"{engine} does not fit the server; nothing was copied:\n"
+            + "\n".join(f"  {reason}" for reason in unfit)
+            + "\nbuild it for what serves (engine.target, engine.compute_capability), or serve with what it is for"
+        )
 
 
 def _unchanged(name: str) -> Outcome:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks import evaluation
 from tasks.config import Pipeline
+from tasks.engines import kind_of
 from tasks.errors import GateResult, NotReady
 from tasks.events import Listener, line_listener
 from tasks.gates import metric_gates, parity_gate, require, served_gates
@@ -102,6 +103,7 @@ def verify_server(
         raise NotReady(
             f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found)
         )
+    tolerance = kind_of(pipeline).tolerance(pipeline)
     step = program_step(
         Site(pipeline=pipeline, materials={}, work=work),
         "evaluate",
@@ -110,6 +112,7 @@ def verify_server(
         job=evaluation.job(pipeline)
         | {
             "runtime": "triton",
+            "rtol": tolerance.rtol,
             "batch_size": min(evaluation.BATCH_SIZE, pipeline.serve.max_batch_size or evaluation.BATCH_SIZE),
             "triton": {"url": address.grpc_url, "model": candidate.model, "version": candidate.version},
             "compare_golden": evaluation.golden_file(candidate.validation),
@@ -121,7 +124,7 @@ def verify_server(
     report = read_json(step.output / "report.json")
     metrics: dict[str, float] = report["metrics"]
     gates = [
-        parity_gate(pipeline.gates, runtime, report["golden"]),
+        parity_gate(pipeline.gates, runtime, report["golden"], parity=tolerance),
         *metric_gates(pipeline.gates, {name: {runtime: value} for name, value in metrics.items()}),
         *served_gates(pipeline.gates, runtime, candidate.expected, metrics),
     ]

@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,12 @@ class Step:
     after_failure: Callable[[CommandFailed], str | None] | None = None
     """Asked when the child failed: why it shall be started again, or None where the failure stands. May raise an error
     that explains it better."""
+    transcript: Path | None = None
+    """A file that gets this step's lines alone, for whoever reads them afterwards; the log gets them anyway."""
+    explain: Callable[[CommandFailed], Exception] | None = field(default=None, compare=False)
+    """Finds the error behind a failed program that is not ours, and so writes no `error.json`."""
+    makes: tuple[Path, ...] = ()
+    """Folders outside the work folder that have to be there, such as a cache's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,18 +114,18 @@ class KeyedStage:
     reproducible: bool
     """Whether equal keys give equal bytes; a rebuild that differs is then an error, else a note."""
     materials: tuple[str, ...]
-    """The stages whose content this one takes."""
-    optional_materials: tuple[str, ...] = ()
-    """What it takes beside them where the pipeline asks for it."""
+    """The stages whose content this one takes, of those that the pipeline has; or what was there before the run."""
     parts: Callable[[Pipeline, Identity], KeyParts]
     steps: Callable[[Site], tuple[Step, ...]]
     """The child processes, in order; a pure function, so that a plan can show what would run."""
     collect: Callable[[Site], Built]
     """Runs after the steps: leaves exactly the product's files in `Site.product`."""
-
-    def taken(self, known: Iterable[str]) -> tuple[str, ...]:
-        """The names of the materials that it takes, of those that are known."""
-        return (*self.materials, *(name for name in self.optional_materials if name in known))
+    applies: Callable[[Pipeline], bool] = lambda _pipeline: True
+    """Whether a pipeline has this stage at all; one that it has not is no material of others either."""
+    check: Callable[[Pipeline], None] = lambda _pipeline: None
+    """Raises `ToolMissing` or `ConfigError` when the stage cannot be built; called before anything is."""
+    preview: Callable[[Pipeline], Sequence[str]] = lambda _pipeline: ()
+    """What a plan says of the stage beside its commands; a line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +160,7 @@ def key_of(stage: KeyedStage, pipeline: Pipeline, identity: Identity, materials:
     return StageKey(
         stage=stage.name,
         version=stage.version,
-        materials={name: materials[name].content for name in stage.taken(materials)},
+        materials={name: materials[name].content for name in stage.materials if name in materials},
         config=parts.config,
         code=parts.code,
         data=parts.data,
@@ -195,14 +202,15 @@ def find_or_build(
                 seconds=time.monotonic() - started,
                 metrics=record.metrics,
             )
-        folders = {name: store.path(materials[name]) for name in stage.taken(materials)}
+        taken = {name: materials[name] for name in stage.materials if name in materials}
+        folders = {name: store.path(ref) for name, ref in taken.items()}
         site = Site(pipeline=pipeline, materials=folders, work=claim.work)
         steps = stage.steps(site)
         for step in steps:
             run_step(step, log=claim.log, on_line=line_listener(listener, stage.name), run=run)
         built = stage.collect(site)
         artifact = claim.commit(
-            materials={name: materials[name] for name in stage.taken(materials)},
+            materials=taken,
             commands=[list(step.argv) for step in steps],
             metrics=dict(built.metrics),
             details=dict(built.details),
@@ -229,29 +237,46 @@ def run_step(step: Step, *, log: Path, on_line: Callable[[str], None], run: comm
 def _run_once(step: Step, *, log: Path, on_line: Callable[[str], None], run: command.Runner) -> str | None:
     if step.output.exists():
         shutil.rmtree(step.output)
-    step.output.mkdir(parents=True)
-    Path(step.job["work"]).mkdir(parents=True, exist_ok=True)
+    for folder in (step.output, Path(step.job["work"]), *step.makes):
+        folder.mkdir(parents=True, exist_ok=True)
     # Not canonical JSON: that sorts, and a graph has its inputs in the order in which the job names them.
     step.job_file.write_text(json.dumps(dict(step.job), indent=1) + "\n")
     try:
-        run(
-            step.argv,
-            log=log,
-            what=step.what,
-            env={**os.environ, **step.env},
-            timeout=step.timeout_seconds,
-            on_line=on_line,
-            grace=step.grace_seconds,
-        )
+        with _transcribed(step.transcript, on_line) as each_line:
+            run(
+                step.argv,
+                log=log,
+                what=step.what,
+                env={**os.environ, **step.env},
+                timeout=step.timeout_seconds,
+                on_line=each_line,
+                grace=step.grace_seconds,
+            )
     except CommandFailed as failure:
         again = step.after_failure(failure) if step.after_failure is not None else None
         if again is not None:
             return again
         explained = step.output / "error.json"
-        if not explained.exists():
-            raise
-        raise explained_failure(json.loads(explained.read_bytes()), failure) from failure
+        if explained.exists():
+            raise explained_failure(json.loads(explained.read_bytes()), failure) from failure
+        if step.explain is not None and (nearer := step.explain(failure)) is not failure:
+            raise nearer from failure
+        raise
     return None
+
+
+@contextmanager
+def _transcribed(file: Path | None, on_line: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    if file is None:
+        yield on_line
+        return
+    with file.open("w", encoding="utf-8") as transcript:
+
+        def each_line(line: str) -> None:
+            transcript.write(line + "\n")
+            on_line(line)
+
+        yield each_line
 
 
 def explained_failure(report: Mapping[str, Any], failure: CommandFailed) -> Exception:
@@ -291,21 +316,25 @@ def program_step(
     launcher: Sequence[str] = (),
     script: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
+    python: Path | None = None,
     grace_seconds: float = 10.0,
     after_failure: Callable[[CommandFailed], str | None] | None = None,
 ) -> Step:
     """Return the step that runs one of `tasks/programs/`; `jobs.py` there says what the job holds.
 
     The job's `output` and `work` folders are added here. `name` tells two steps of the same program apart; `launcher`
-    stands before the program's own command line. `script`, a Python file of the user's with its arguments, takes the
-    program's place.
+    stands before the program's own command line; `python` is the interpreter of another environment than ours.
+    `script`, a Python file of the user's with its arguments, takes the program's place.
     """
     name = name or program
     output, job_file = site.work / name / "output", site.work / f"{name}.json"
+    program_argv = command.python_program(program, job_file)
+    if python is not None:
+        program_argv = [str(python), *program_argv[1:]]
     return Step(
         name=name,
         what=what,
-        argv=(*launcher, *(command.python_program(program, job_file) if script is None else script)),
+        argv=(*launcher, *(program_argv if script is None else script)),
         timeout_seconds=timeout_seconds,
         output=output,
         job={**job, "output": str(output), "work": str(site.work / name / "work")},

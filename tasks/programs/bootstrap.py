@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 PACKAGE = "enginehouse_programs"
-PROGRAMS = ("train", "curves", "export", "evaluate")
+PROGRAMS = ("train", "curves", "export", "evaluate", "samples", "scores", "precision", "preflight")
 MENDS = {
     "torch": "pip install torch",
     "onnx": "pip install onnx",
@@ -30,6 +30,8 @@ MENDS = {
     "tritonclient": "pip install 'tritonclient[grpc]'",
     "safetensors": "pip install safetensors",
     "numpy": "pip install numpy",
+    "modelopt": "enginehouse engine setup modelopt",
+    "tensorrt_rtx": "enginehouse engine setup tensorrt-rtx",
 }
 
 

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from .arithmetic import Precision
 from .batches import Batch, Share, batches, map_tensors, order_of, seed_step, shares, to_array, to_arrays
 from .beats import Beats
 from .checkpoints import Checkpoints
@@ -27,7 +28,6 @@ from .jobs import EpochMetrics, TrainConfig
 from .metrics_log import MetricsLog
 from .notes import Notes, Progress
 from .pace import Pace, Slowness
-from .precision import Precision
 from .preemption import Notice, Preempted
 from .preparation import settle
 from .recipe import Dataset, Recipe

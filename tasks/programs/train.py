@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from .arithmetic import Precision
 from .batches import seed_step
 from .beats import Beats
 from .checkpoints import Checkpoints
@@ -21,7 +22,6 @@ from .loop import Training
 from .metrics_log import MetricsLog
 from .notes import Notes, Progress, write_json
 from .pace import Slowness
-from .precision import Precision
 from .preemption import Notice
 from .preparation import make_optimizer, make_scheduler, parallelise, rehearse
 from .recipe import Recipe
