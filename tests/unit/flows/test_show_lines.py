@@ -1,6 +1,7 @@
 """What a person sees: lines that stay whole where they are read by a program, and a view that moves while it waits."""
 
 import io
+import json
 import shlex
 import sys
 import time
@@ -91,3 +92,17 @@ def test_a_command_is_named_so_that_the_shell_finds_it(tmp_path, monkeypatch):
     assert words.invoked() == ["enginehouse"]
     monkeypatch.setattr(sys, "executable", str(Path("/nowhere/python3")))
     assert words.invoked() == ["enginehouse"]
+
+
+def test_ctrl_c_ends_with_a_word_and_the_status_of_an_interrupt(monkeypatch, capsys):
+    def interrupt(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_home", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "status", "--json"])
+    assert ended.value.code == cli.INTERRUPTED
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "interrupted"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "status"])
+    assert ended.value.code == cli.INTERRUPTED
