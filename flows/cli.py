@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, validators
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+from rich.text import Text
 
 from flows import local, show
 from flows.chain import Job, Selection, open_job, survey
 from flows.release import propose, settled
 from flows.report import report_of
+from flows.words import invoked
 from tasks import validate
 from tasks.artifacts.record import ArtifactRef, BuildRecord
 from tasks.artifacts.store import ArtifactStore
@@ -45,14 +47,15 @@ Exit status:
   130  interrupted
 """
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = show.console()
+err = show.console(stderr=True)
 
 app = App(
     name="enginehouse",
     help="Takes a PyTorch model from training to a verified model on Triton Inference Server.",
     help_epilogue=EXIT_STATUS,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # `main` tells what became of the run
 )
 artifacts = App(name="artifacts", help="What was built: list, show, check, clean up.")
 serve = App(name="serve", help="Triton servers on this machine.")
@@ -112,6 +115,7 @@ def run(
                 "until": until,
                 "rebuild": list(rebuild),
             }
+            view.waits_for("starting Prefect")
             report = _run_flow(job.home, job.pipeline.name, request, view)
     report["seconds"] = round(time.monotonic() - started, 3)
     if as_json:
@@ -256,8 +260,9 @@ def init(
     from tasks import init as template
 
     for path in template.init(folder, name or folder.absolute().name):
-        out.print(f"wrote {path}", soft_wrap=True)
-    out.print(f"next: enginehouse run {folder / 'pipeline.yaml'}", soft_wrap=True)
+        out.print(f"wrote {path}", markup=False, soft_wrap=True)
+    following = shlex.join([*invoked(), "run", str(folder / "pipeline.yaml")])
+    out.print(f"next: {following}", markup=False, soft_wrap=True)
 
 
 @app.command
@@ -339,7 +344,7 @@ def artifacts_ls(
         ]
         for ref, record in found
     ]
-    out.print(show.rows(["artifact", "content", "size", "built (UTC)", ""], lines))
+    out.print(show.rows(["artifact", "content", "size", "built (UTC)", ""], lines, cut=True))
 
 
 @artifacts.command(name="show")
@@ -416,7 +421,7 @@ def artifacts_verify(*, home: HomeFolder = None, as_json: Json = False) -> None:
     if as_json:
         _print_json([{"what": c.what, "problem": c.problem, "dependents": list(c.dependents)} for c in corrupt])
     for found in corrupt:
-        err.print(f"[red]corrupt[/] {found}", soft_wrap=True)
+        err.print(Text.assemble(("corrupt", "red"), f" {found}"), soft_wrap=True)
     if corrupt:
         sys.exit(ArtifactCorrupt.exit_status)
     if not as_json:
@@ -458,8 +463,11 @@ def serve_setup(
     """Install a Triton server for this machine's processor, in an environment of its own."""
     from tasks.toolchain import triton
 
-    installation = triton.setup(into or triton.default_folder(), say=lambda line: err.print(line, style="dim"))
-    out.print(f"Triton {installation.version} is ready: {installation.tritonserver}", soft_wrap=True)
+    def say(line: str) -> None:
+        err.print(line, style="dim", markup=False, soft_wrap=True)
+
+    installation = triton.setup(into or triton.default_folder(), say=say)
+    out.print(f"Triton {installation.version} is ready: {installation.tritonserver}", markup=False, soft_wrap=True)
 
 
 @serve.command(name="status")
@@ -491,8 +499,8 @@ def serve_status(*, home: HomeFolder = None, as_json: Json = False) -> None:
     elif not found:
         out.print("no server runs")
     else:
-        for server in found:
-            out.print(show.card(server))
+        for place, server in enumerate(found):
+            _print_lines([*([Text()] if place else []), *show.card(server)])
 
 
 @serve.command(name="stop")
@@ -516,7 +524,8 @@ def serve_stop(
     for record in stopped:
         triton.stop(record)
         if not as_json:
-            out.print(f"stopped {record.name} (pid {record.pid}, {record.address.http_url})", soft_wrap=True)
+            told = f"stopped {record.name} (pid {record.pid}, {record.address.http_url})"
+            out.print(told, markup=False, soft_wrap=True)
     if as_json:
         _print_json([record.name for record in stopped])
     elif not stopped:

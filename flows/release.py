@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from flows.chain import Job
+from flows.words import invoked
 from tasks import deploy, evaluation, publish, validate, verify
 from tasks.artifacts.record import ArtifactRef
 from tasks.engines import kind_of
@@ -70,7 +71,7 @@ class Served:
                 "grpc": address.grpc_url,
                 "metrics": self.release.metrics,
                 "call": shlex.join(["curl", "-s", url, "-d", f"@{self.request}"]),
-                "stop": shlex.join(["enginehouse", "serve", "stop", *self.home_option]),
+                "stop": shlex.join([*invoked(), "serve", "stop", *self.home_option]),
             }
         return report
 
