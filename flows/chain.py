@@ -68,6 +68,8 @@ class Job:
     home: Home
     store: ArtifactStore
     selection: Selection
+    overrides: Sequence[str] = ()
+    """What `--set` changed in the pipeline file."""
 
 
 def open_job(file: Path, overrides: Sequence[str], selection: Selection, listener: Listener) -> Job:
@@ -79,7 +81,14 @@ def open_job(file: Path, overrides: Sequence[str], selection: Selection, listene
         code=recipe_code(pipeline.recipe_file, pipeline.recipe_attribute),
         data=data_identity(pipeline, store.data_digest),
     )
-    return Job(pipeline=pipeline, identity=identity, home=home, store=store, selection=selection)
+    return Job(
+        pipeline=pipeline,
+        identity=identity,
+        home=home,
+        store=store,
+        selection=selection,
+        overrides=tuple(overrides),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from rich.console import Console
 from flows import local, show
 from flows.chain import KEYED, Job, Selection, open_job, survey
 from flows.release import propose, settled
+from flows.releases_cli import releases
 from flows.report import report_of
 from tasks import validate
 from tasks.artifacts.record import ArtifactRef
@@ -58,6 +59,7 @@ artifacts = App(name="artifacts", help="What was built: list, show, check, clean
 serve = App(name="serve", help="Triton servers on this machine.")
 app.command(artifacts)
 app.command(serve)
+app.command(releases)
 
 PipelineFile = Annotated[Path, Parameter(help="The pipeline file.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON value on standard output.")]
@@ -138,7 +140,7 @@ def _unchanged(job: Job) -> dict[str, Any] | None:
     served = settled(job, propose(job, products))
     if served is None:
         return None
-    gates += metric_gates(job.pipeline.gates, served.release.metrics)
+    gates += metric_gates(job.pipeline.gates, served.metrics)
     require(gates, consequence="the model that is served does not pass any more; it goes on serving")
     outcomes += [
         Outcome(stage=name, state="reused", artifact=None, seconds=0) for name in ("verify", "publish", "deploy")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks import evaluation
-from tasks.config import Pipeline
+from tasks.config import Gates, Pipeline
 from tasks.errors import GateResult, NotReady
 from tasks.events import Listener, line_listener
 from tasks.gates import metric_gates, parity_gate, require, served_gates
-from tasks.stage import Site, program_step, read_json, run_step
+from tasks.stage import Site, Step, program_step, read_json, run_step
 from tasks.toolchain import command, triton_client
 from tasks.toolchain.config_pbtxt import listed_versions, messages, parse
 from tasks.toolchain.triton_client import Address
@@ -48,6 +48,8 @@ class Verification:
 
     metrics: Mapping[str, float]
     gates: Sequence[GateResult]
+    slices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Per slice of the test data that the recipe names, the metrics on it."""
 
 
 def disagreements(address: Address, candidate: Candidate) -> list[str]:
@@ -127,3 +129,51 @@ def verify_server(
     ]
     require(gates, consequence="the champion stays as it was")
     return Verification(metrics=metrics, gates=gates)
+
+
+GOLDEN_SECONDS = 120.0
+"""The deadline of asking the golden answers: eight rows or less."""
+
+
+def ask_golden(
+    address: Address,
+    candidate: Candidate,
+    gates: Gates,
+    *,
+    runtime: str,
+    work: Path,
+    log: Path,
+    listener: Listener,
+    run: command.Runner = command.run,
+) -> Verification:
+    """Ask a ready server for its versions, its configuration and the golden answers; about a second.
+
+    Needs neither the recipe nor data, both of which may have changed since the release was made. Raises as
+    `verify_server`.
+    """
+    if found := disagreements(address, candidate):
+        raise NotReady(
+            f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found)
+        )
+    output, job_file = work / "golden" / "output", work / "golden.json"
+    step = Step(
+        name="golden",
+        what=f"asking the {runtime} server",
+        argv=tuple(command.python_program("golden", job_file)),
+        timeout_seconds=GOLDEN_SECONDS,
+        output=output,
+        job_file=job_file,
+        job={
+            "golden": evaluation.golden_file(candidate.validation),
+            "triton": {"url": address.grpc_url, "model": candidate.model, "version": candidate.version},
+            "max_batch_size": parse(candidate.config).max_batch_size,
+            "rtol": gates.parity.rtol,
+            "output": str(output),
+            "work": str(work / "golden" / "work"),
+        },
+    )
+    work.mkdir(parents=True, exist_ok=True)
+    run_step(step, log=log, on_line=line_listener(listener, runtime), run=run)
+    result = parity_gate(gates, runtime, read_json(output / "report.json")["golden"])
+    require([result], consequence="the champion stays as it was")
+    return Verification(metrics={}, gates=[result])

@@ -181,6 +181,9 @@ class Publish(Settings):
 
     repository: Placement[PathText] = "model_repo"
     """The Triton model repository, relative to the pipeline file. Made if it is not there."""
+    keep: Placement[PositiveInt] = 5
+    """Versions of older releases than the newest that many are removed from the repository. Never the champion's, the
+    previous one's, the candidate's or a pinned one's; and what was removed can be rolled back to all the same."""
 
 
 InputName = Identifier

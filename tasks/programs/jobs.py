@@ -250,3 +250,22 @@ class Report(TypedDict):
     batches: int
     batch_size: int
     golden: GoldenDifference | None
+
+
+class GoldenJob(TypedDict):
+    """`golden`: the golden answers, asked of a Triton server; without recipe, data or torch."""
+
+    golden: str
+    """A `golden.safetensors`, as `evaluate` writes it."""
+    triton: TritonTarget
+    max_batch_size: int
+    """Of the served config; 0 where Triton does not batch."""
+    rtol: NotRequired[float]
+    output: str
+    work: str
+
+
+class GoldenReport(TypedDict):
+    """`output/report.json` of `golden`."""
+
+    golden: GoldenDifference
