@@ -184,8 +184,10 @@ def run_stage(stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef], 
         outcome = Outcome(stage=stage.name, state="reused", artifact=ref, seconds=0)
     else:
         rebuild = stage.name in job.selection.rebuild
-        why = "--rebuild" if rebuild else "; ".join(why_missed(stage, job, products))
-        listener({"type": "stage_started", "stage": stage.name, "why": why})
+        key = key_of(stage, job.pipeline, job.identity, products)
+        if rebuild or job.store.peek(key, pipeline=job.pipeline.name) is None:
+            why = "--rebuild" if rebuild else "; ".join(why_missed(stage, job, products))
+            listener({"type": "stage_started", "stage": stage.name, "why": why})
         outcome = find_or_build(
             stage,
             job.pipeline,

@@ -4,14 +4,14 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from flows import local, show
 from flows.chain import KEYED, Job, Selection, open_job, survey
@@ -117,7 +117,7 @@ def run(
     if as_json:
         _print_json(report)
     else:
-        out.print(show.summary(report))
+        _print_lines(show.summary(report))
 
 
 def _unchanged(job: Job) -> dict[str, Any] | None:
@@ -214,7 +214,7 @@ def plan(
     if as_json:
         _print_json({"pipeline": job.pipeline.name, "stages": prospects})
     else:
-        out.print(show.plan_view(prospects))
+        _print_lines(show.plan_view(prospects))
 
 
 def _release_prospects(job: Job, products: Mapping[str, ArtifactRef]) -> list[dict[str, Any]]:
@@ -296,12 +296,12 @@ def artifacts_ls(
             str(ref),
             ref.content.short,
             show.size(store.content(ref).size),
-            record.finished,
+            show.moment(record.finished),
             " ".join([*sorted(aliases.get(str(ref), [])), show.metrics_text(record.metrics)]),
         ]
         for ref, record in found
     ]
-    out.print(show.rows(["artifact", "content", "size", "built", ""], lines))
+    out.print(show.rows(["artifact", "content", "size", "built (UTC)", ""], lines))
 
 
 @artifacts.command(name="show")
@@ -321,7 +321,7 @@ def artifacts_show(
         _print_json(shown)
         return
     out.print(f"[bold]{ref}[/]  {ref.content}")
-    out.print(f"built {record.started} to {record.finished} by {record.actor}")
+    out.print(f"built {show.moment(record.started)} to {show.moment(record.finished)} UTC by {record.actor}")
     out.print(
         show.rows(["file", "size", "digest"], [[f.path, show.size(f.size), str(f.digest)] for f in content.files])
     )
@@ -470,13 +470,21 @@ def _home(folder: Path | None) -> Home:
 def _store(folder: Path | None) -> ArtifactStore:
     home = _home(folder)
     if not home.store.is_dir():
-        raise ConfigError(f"there is no store at {home.store}: run a pipeline first, or name the folder with --home")
+        raise ConfigError(
+            f"there is no store at {home.store}: "
+            "run a pipeline first, go to the folder of one that ran, or name the home with --home"
+        )
     return ArtifactStore.open(home.store, warn=lambda text: note(_notes_to_stderr, text))
 
 
 def _notes_to_stderr(event: Event) -> None:
     if event["type"] == "note":
         err.print(f"note: {event['text']}", style="yellow", markup=False)
+
+
+def _print_lines(parts: Iterable[RenderableType]) -> None:
+    for part in parts:
+        out.print(part, soft_wrap=True)
 
 
 def _print_json(value: object) -> None:

@@ -1,6 +1,8 @@
 """The second half of the chain: from proven content to a server that serves it. Each part is safe to run twice."""
 
 import getpass
+import shlex
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +17,7 @@ from tasks import deploy, evaluation, publish, validate, verify
 from tasks.artifacts.record import ArtifactRef
 from tasks.errors import Refused
 from tasks.events import Listener
+from tasks.home import find_home
 from tasks.releases import (
     Release,
     find_recorded,
@@ -58,6 +61,8 @@ class Served:
     repository: Path
     request: Path
     """An example request in the JSON of Triton's HTTP protocol."""
+    home_option: Sequence[str]
+    """What another command needs to find the same home from the current folder; usually nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """The parts `release` and `served` of a run's report."""
@@ -77,8 +82,8 @@ class Served:
                 "http": address.http_url,
                 "grpc": address.grpc_url,
                 "metrics": self.metrics,
-                "call": f"curl -s {url} -d @{self.request}",
-                "stop": "enginehouse serve stop",
+                "call": shlex.join(["curl", "-s", url, "-d", f"@{self.request}"]),
+                "stop": shlex.join(["enginehouse", "serve", "stop", *self.home_option]),
             }
         return report
 
@@ -141,14 +146,16 @@ def settled(job: Job, proposal: Proposal) -> Served | None:
 
 def served(job: Job, release: Release, proposal: Proposal, replicas: Sequence[Replica]) -> Served:
     """Put together what a person needs to use the release."""
-    request = job.store.path(proposal.materials["validate"]) / evaluation.REQUEST
-    metrics = merged_metrics(release, standing(job.store, job.pipeline.name))
+    request = job.home.serve / f"{job.pipeline.model}.request"
+    job.home.serve.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(job.store.path(proposal.materials["validate"]) / evaluation.REQUEST, request)
     return Served(
         release=release,
-        metrics=metrics,
+        metrics=merged_metrics(release, standing(job.store, job.pipeline.name)),
         replicas=replicas,
         repository=job.pipeline.repository.resolve(),
         request=request,
+        home_option=() if find_home(Path.cwd()) == job.home else ("--home", str(job.home.root)),
     )
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,7 +43,7 @@ RUNTIME_TITLES = {
 
 def styled(state: str) -> Text:
     """A state in its colour."""
-    return Text(state, style=_STATE_STYLE.get(state, ""))
+    return Text(state, style=_STATE_STYLE.get(state.strip(), ""))
 
 
 def duration(seconds: float) -> str:
@@ -62,6 +62,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def moment(iso: str) -> str:
+    """A record's time for a person, to the second, UTC."""
+    return iso[:19].replace("T", " ")
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
@@ -99,7 +104,7 @@ class RunView:
             case "stage_started":
                 self._stage, self._started, self._progress = event["stage"], time.monotonic(), {}
                 if self._live is None:
-                    self._console.print(f"[dim]{event['stage']:<14}[/] {escape(event['why'])}", highlight=False)
+                    self._console.print(Text(f"{event['stage']:<14} {event['why'] or 'begins'}", "dim"))
                 self._refresh(event["why"])
             case "progress":
                 self._progress = event
@@ -150,35 +155,35 @@ def _stage_line(event: Mapping[str, Any]) -> Text:
     return line
 
 
-def summary(report: Mapping[str, Any]) -> RenderableType:
-    """The end of a run: what was built, how good it is where, and how to use it."""
-    parts: list[RenderableType] = [_stage_table(report["stages"])]
+def summary(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The end of a run: what was built, how good it is where, and how to use it; to be printed without wrapping."""
+    tables: list[RenderableType] = [_stage_table(report["stages"])]
     if report["metrics"]:
-        parts += [Text(), metrics_table(report["metrics"])]
-    release = report.get("release")
-    served = report.get("served")
-    if release is not None:
-        where = Table.grid(padding=(0, 2))
-        where.add_column(style="bold")
-        where.add_column(overflow="fold")
-        where.add_row("release", f"{release['name']}: model {release['model']}, version {release['version']}")
-        where.add_row("repository", release["repository"])
-        if served is not None:
-            where.add_row("served at", f"{served['http']}  (gRPC {served['grpc']})")
-            where.add_row("call it", Text(served["call"]))
-            where.add_row("stop it", Text(served["stop"]))
-        parts += [Text(), where]
+        tables += [Text(), metrics_table(report["metrics"])]
     title = {
         "released": "released, verified and serving",
-        "unchanged": "nothing changed: serving what was verified",
+        "unchanged": "nothing changed, serving what was verified",
     }.get(report["state"], report["state"])
-    return Panel(
-        Group(*parts),
+    yield Panel(
+        Group(*tables),
         title=f"[bold]{report['pipeline']}[/]: {title}",
         subtitle=f"in {duration(report['seconds'])}",
         border_style="green",
         padding=(1, 2),
+        expand=False,
     )
+    release, served = report.get("release"), report.get("served")
+    if release is not None:
+        yield _fact("release", f"{release['name']}: model {release['model']}, version {release['version']}")
+        yield _fact("published", release["repository"])
+    if served is not None:
+        yield _fact("serving", f"{served['http']} (gRPC {served['grpc']})")
+        yield _fact("call it", served["call"])
+        yield _fact("stop it", served["stop"])
+
+
+def _fact(name: str, value: str) -> Text:
+    return Text.assemble((f"{name:<11}", "bold"), value)
 
 
 def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
@@ -205,24 +210,23 @@ def metrics_table(metrics: Mapping[str, Mapping[str, float]]) -> Table:
     return table
 
 
-def plan_view(prospects: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """What a run would do, and why."""
-    parts: list[RenderableType] = []
+def plan_view(prospects: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """What a run would do, and why; to be printed without wrapping, so that a command can be copied."""
     for prospect in prospects:
-        line = Text.assemble((f"{prospect['stage']:<14}", "bold"), styled(prospect["state"]), " ")
-        line.append(prospect.get("artifact") or "")
-        parts.append(line)
-        parts += [Text(f"    {reason}", style="yellow") for reason in prospect.get("reasons", ())]
-        parts += [Text(f"    $ {shlex.join(argv)}", style="dim", overflow="fold") for argv in prospect["commands"]]
-        parts += [Text(f"    {action}", style="dim") for action in prospect.get("actions", ())]
-    return Group(*parts)
+        yield Text.assemble(
+            (f"{prospect['stage']:<14} ", "bold"), styled(f"{prospect['state']:<8}"), prospect.get("artifact") or ""
+        )
+        yield from (Text(f"    {reason}", "yellow") for reason in prospect["reasons"])
+        yield from (Text(f"    $ {shlex.join(argv)}", "dim") for argv in prospect["commands"])
+        yield from (Text(f"    {action}", "dim") for action in prospect["actions"])
 
 
 def rows(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
     """A plain table."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
-        table.add_column(title, overflow="fold")
+        # The first column names things: it is what a person copies into the next command.
+        table.add_column(title, overflow="fold", no_wrap=title == titles[0])
     for line in lines:
         table.add_row(*(escape(cell) for cell in line))
     return table

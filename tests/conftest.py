@@ -28,6 +28,10 @@ class Workspace:
     def repository(self) -> Path:
         return self.root / "model_repo"
 
+    @property
+    def command(self) -> Path:
+        return ENGINEHOUSE
+
     def pipeline(self, example: str) -> Path:
         return self.root / "examples" / example / "pipeline.yaml"
 
@@ -38,12 +42,14 @@ class Workspace:
         kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")}
         return kept | settings
 
-    def enginehouse(self, *arguments: object, status: int = 0, timeout: float = 400) -> subprocess.CompletedProcess[str]:
+    def enginehouse(
+        self, *arguments: object, status: int = 0, timeout: float = 400, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run the command in this folder, and expect its exit status."""
         done = subprocess.run(
-            [str(ENGINEHOUSE), *map(str, arguments)],
+            [str(self.command), *map(str, arguments)],
             cwd=self.root,
-            env=self.environment,
+            env=env or self.environment,
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -19,7 +19,7 @@ class Name:
 
     ref: ArtifactRef
     retired: str | None
-    """When gc removed what it stood for; the number stays taken."""
+    """When it was given up or removed by gc; the number stays taken."""
 
 
 class Names:

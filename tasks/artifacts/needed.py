@@ -33,7 +33,9 @@ def needed(vault: Vault, graph: Graph, keep: int) -> Needed:
     """What aliases, releases, the `keep` last of each stage, pins and live claims need, with all its materials."""
     kept = Needed()
     promised = {ref.record for ref in graph.aliases.values()}
-    promised |= {digest for digest, record in graph.records.items() if record.stage == RELEASE_STAGE}
+    retired = {n.ref.record for n in graph.names if n.retired is not None}
+    retired -= {n.ref.record for n in graph.names if n.retired is None}
+    promised |= {i for i, record in graph.records.items() if record.stage == RELEASE_STAGE and i not in retired}
     # Those whose record is lost are known by their names only.
     promised |= {n.ref.record for n in graph.names if n.retired is None and n.ref.stage == RELEASE_STAGE}
     _reach(graph, kept, promised)

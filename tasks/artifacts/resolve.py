@@ -14,6 +14,7 @@ from tasks.artifacts.vault import Vault
 from tasks.errors import ConfigError, Problem
 
 _FORMS = "pipeline/stage@number, pipeline/stage (the last one), pipeline@alias or sha256:… is expected"
+_NUMBERED = re.compile(r"[^/@]+/[^/@]+@\d+")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{8,64})")
 
 
@@ -37,6 +38,13 @@ def last(vault: Vault, pipeline: str, stage: str) -> Name | None:
     return None
 
 
+def numbered(vault: Vault, text: str) -> ArtifactRef:
+    """What `pipeline/stage@number` stands for, also when that is lost. Raises as `resolve`."""
+    if not _NUMBERED.fullmatch(text):
+        raise ConfigError(Problem(f"{text!r} is no artifact's name: pipeline/stage@number is expected"))
+    return _find(vault, text)
+
+
 def _find(vault: Vault, text: str) -> ArtifactRef:
     if match := _DIGEST.fullmatch(text):
         return _by_digest(vault, text, match[1])
@@ -51,10 +59,10 @@ def _find(vault: Vault, text: str) -> ArtifactRef:
         newest = last(vault, pipeline, stage)
         found = None if newest is None else newest.ref
     else:
-        numbered = vault.names.read(pipeline, stage, int(version))
-        if numbered is not None and numbered.retired is not None:
-            raise ConfigError(Problem(f"{text} was removed by gc at {numbered.retired}", hint=_near(vault, name)))
-        found = None if numbered is None else numbered.ref
+        named = vault.names.read(pipeline, stage, int(version))
+        if named is not None and named.retired is not None:
+            raise ConfigError(Problem(f"{text} was removed at {named.retired}", hint=_near(vault, name)))
+        found = None if named is None else named.ref
     if found is None:
         raise ConfigError(Problem(f"there is no {text} in this store", hint=_near(vault, text)))
     return found

@@ -213,10 +213,19 @@ class ArtifactStore:
             return self._vault.ledger.record(what.record if isinstance(what, ArtifactRef) else what)
 
     def latest(self, pipeline: str, stage: str) -> BuildRecord | None:
-        """The record with the highest number, None when there is none: to say what changed since."""
-        with reported(self.root), self._lost_is_corrupt():
-            name = resolve.last(self._vault, pipeline, stage)
-            return None if name is None else self._vault.ledger.record(name.ref.record)
+        """The record with the highest number, None when there is none: to say what changed since.
+
+        A record that is lost is told to `warn` and passed over: it must not keep a run from building it anew.
+        """
+        with reported(self.root):
+            for number in reversed(self._vault.names.numbers(pipeline, stage)):
+                try:
+                    name = self._vault.names.read(pipeline, stage, number)
+                    if name is not None and name.retired is None:
+                        return self._vault.ledger.record(name.ref.record)
+                except Lost as lost:
+                    self._vault.warn(f"{lost.fault}; enginehouse artifacts verify says what needs it")
+        return None
 
     def resolve(self, text: str) -> ArtifactRef:
         """The artifact that a person names.
@@ -266,6 +275,19 @@ class ArtifactStore:
             if faults:
                 raise corruption(self._vault, faults)
             return {name.removeprefix(f"{pipeline}@"): ref for name, ref in found.items()}
+
+    def retire(self, name: str) -> None:
+        """Gives up a name such as `digits/release@1`, also of something lost: what only it kept goes with the next gc.
+
+        Its number stays taken. Raises Refused while an alias points at it, ConfigError when there is no such name.
+        """
+        with reported(self.root), self._lost_is_corrupt():
+            ref = resolve.numbered(self._vault, name)
+            aliases, _ = self._vault.names.all_aliases()
+            pointing = [alias for alias, target in aliases.items() if target == ref]
+            if pointing:
+                raise Refused(f"{', '.join(pointing)} points at {ref}\nmove or remove the alias first")
+            self._vault.names.retire(ref, self._vault.now())
 
     def lineage(self, ref: ArtifactRef) -> lineage.Lineage:
         """What an artifact was made of, up to the first materials, and what was made of it."""

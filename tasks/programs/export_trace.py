@@ -30,7 +30,7 @@ SPECIALISED = re.compile(
     r"You marked (?P<axis>\w+) as dynamic but your code specialized it to be a constant \((?P<n>\d+)\)"
 )
 NO_TRANSLATION = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<op>[\w.]+)'")
-REFINED = re.compile(r"set_replacement s\d+ = \d+ \(|eval Eq\(.*\) \[guard added\]")
+GUARD = re.compile(r"eval .+ \[guard added\]")
 CONSTANT_CAUSES = (
     "usual causes: len(x), int(x.size(0)) or x.shape[0] of a numpy array used as a number (repeat(len(x), 1)), a "
     "reshape to fixed sizes, and an if on a size (squeeze when size(0) is 1); use x.size(0), -1 and expand"
@@ -44,7 +44,7 @@ def trace(recipe: Recipe, model: nn.Module, inputs: Mapping[str, Tensor], axes: 
         name: {axis: dims[size] for axis, size in enumerate(spec["shape"]) if isinstance(size, str)}
         for name, spec in axes.inputs.items()
     }
-    with _refinements(recipe.folder) as places:
+    with _guards(recipe.folder) as places:
         try:
             return torch.export.export(model, (), dict(inputs), dynamic_shapes=dynamic, strict=False)
         except Exception as error:
@@ -60,8 +60,8 @@ def _dim(name: str, axes: Axes) -> Any:
 
 
 @contextmanager
-def _refinements(folder: Path) -> Iterator[list[Place]]:
-    """The user's lines at which torch concludes that a size is a constant.
+def _guards(folder: Path) -> Iterator[list[Place]]:
+    """The user's lines at which torch draws a conclusion about a size, the last one last.
 
     Only torch's log tells; a handler runs on the stack of the line that it reports.
     """
@@ -69,7 +69,7 @@ def _refinements(folder: Path) -> Iterator[list[Place]]:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if REFINED.search(record.getMessage()):
+            if GUARD.search(record.getMessage()):
                 places.extend(users_places(traceback.extract_stack(), folder)[-1:])
 
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
@@ -83,7 +83,7 @@ def _refinements(folder: Path) -> Iterator[list[Place]]:
         logger.setLevel(before[1])
 
 
-def _traced_badly(error: Exception, recipe: Recipe, axes: Axes, refined: list[Place]) -> ProgramFailed:
+def _traced_badly(error: Exception, recipe: Recipe, axes: Axes, guards: list[Place]) -> ProgramFailed:
     text = str(error)
     place = next(reversed(places_in_text(text, recipe.folder) or places_within(error, recipe.folder)), None)
     if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in text:
@@ -95,7 +95,7 @@ def _traced_badly(error: Exception, recipe: Recipe, axes: Axes, refined: list[Pl
         )
     constant = SPECIALISED.search(text)
     if constant:
-        found = refined[-1] if refined else None
+        found = guards[-1] if guards else None
         users = next((name for name, spec in axes.inputs.items() if constant["axis"] in spec["shape"]), None)
         return refused(
             f"{constant['axis']} is declared dynamic, but the graph would only work at {constant['n']}"
@@ -106,7 +106,7 @@ def _traced_badly(error: Exception, recipe: Recipe, axes: Axes, refined: list[Pl
         )
     bullets = [line.strip() for line in text.splitlines() if line.strip().startswith("- ")]
     if "Constraints violated" in text and bullets:
-        found = refined[-1] if refined else place
+        found = guards[-1] if guards else place
         return refused(
             "the model does not work for all declared sizes:\n" + "\n".join(f"  {line}" for line in bullets),
             hint="usual causes: an if on a size, sizes that must be equal or a multiple of something (name equal axes "
@@ -151,7 +151,7 @@ def _translated_badly(error: Exception, recipe: Recipe, program: ExportedProgram
     if missing:
         places = _origin(program, missing["op"], recipe.folder)
         return refused(
-            f"the operator {missing['op']} has no ONNX translation" + (f"\n{places[-1].described()}" if places else ""),
+            "it has no ONNX translation" + (f"\n{places[-1].described()}" if places else ""),
             hint="compute it from other operators, or outside the model (before, or in an ensemble)",
             where=f"operator {missing['op']}",
             place=places[-1] if places else None,

@@ -55,7 +55,7 @@ def test_what_was_removed_is_gone_and_its_name_says_so_and_its_number_stays_take
     one = build(workshop, 1)
     build(workshop, 2)
     collected(workshop)
-    with pytest.raises(ConfigError, match="digits/train@1 was removed by gc at 20"):
+    with pytest.raises(ConfigError, match="digits/train@1 was removed at 20"):
         workshop.store.resolve("digits/train@1")
     with pytest.raises(ArtifactCorrupt):
         workshop.store.path(one)
@@ -204,6 +204,34 @@ def test_nothing_is_removed_while_it_cannot_be_known_what_a_release_needs(worksh
     assert sorted(p for p in workshop.root.rglob("*") if p.name != "gc") == [p for p in before if p.name != "gc"]
     path.write_bytes(data)
     assert [str(name) for name in collected(workshop).names] == ["digits/train@2"]
+
+
+def test_a_release_that_is_given_up_goes_and_so_does_what_only_it_needed(workshop):
+    train = build(workshop, 1)
+    release = workshop.store.record(pipeline="digits", stage="release", content=train.content, materials={"t": train})
+    build(workshop, 2)
+    workshop.store.record(pipeline="digits", stage="release", content=train.content)
+    workshop.store.alias("digits", "previous", release)
+    with pytest.raises(Refused, match=r"digits@previous points at digits/release@1"):
+        workshop.store.retire("digits/release@1")
+    workshop.store.unalias("digits", "previous")
+    workshop.store.retire("digits/release@1")
+    with pytest.raises(ConfigError, match=r"digits/release@1 was removed"):
+        workshop.store.retire("digits/release@1")
+    with pytest.raises(ConfigError, match=r"pipeline/stage@number is expected"):
+        workshop.store.retire("digits/release")
+    garbage = collected(workshop)
+    assert set(garbage.records) == {release.record, train.record}
+    assert workshop.store.record(pipeline="digits", stage="release", content=train.content).number == 3
+
+
+def test_a_release_whose_record_is_lost_can_be_given_up(workshop):
+    release = workshop.store.record(pipeline="digits", stage="release", content=build(workshop, 1).content)
+    (workshop.root / "records" / release.record.hex[:2] / f"{release.record.hex[2:]}.json").unlink()
+    assert workshop.store.latest("digits", "release") is None
+    assert "is missing" in workshop.warnings[-1]
+    workshop.store.retire("digits/release@1")
+    collected(workshop)
 
 
 def test_a_lost_record_that_nothing_needs_does_not_stop_gc(workshop):
