@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.config import Pipeline
@@ -16,7 +17,7 @@ from tasks.errors import StoreUnusable
 from tasks.events import Listener
 from tasks.home import Home
 from tasks.served import Candidate, Verification, verify_server
-from tasks.targets import DeployTarget
+from tasks.targets import DeployTarget, Replica
 
 STAGE = "verify"
 
@@ -33,8 +34,33 @@ def verify(
 ) -> Verification:
     """Serve the candidate, with what will be listed beside it, on a staging server and ask it everything.
 
+    Raises as `staged` does, and `GateFailed` when it answers worse than allowed; nothing has changed then.
+    """
+    with staged(candidate, target=target, home=home, model_folder=model_folder, source=source) as (server, folder):
+        return verify_server(
+            server.address,
+            pipeline,
+            candidate,
+            runtime="staging",
+            work=folder / "evaluation",
+            log=folder / "evaluation.log",
+            listener=listener,
+        )
+
+
+@contextmanager
+def staged(
+    candidate: Candidate,
+    *,
+    target: DeployTarget,
+    home: Home,
+    model_folder: Path,
+    source: Callable[[Path], None],
+) -> Iterator[tuple[Replica, Path]]:
+    """A staging server that serves the candidate's exact set of versions, and a folder that goes with it.
+
     `model_folder` holds the versions that stay listed; `source` writes the candidate's files into a new folder. Raises
-    `NotReady` when the set does not load, `GateFailed` when it answers worse than allowed; nothing has changed then.
+    `NotReady` when the set does not load.
     """
     try:
         home.staging.mkdir(parents=True, exist_ok=True)
@@ -52,14 +78,6 @@ def verify(
             else:
                 shutil.copytree(model_folder / str(version), versions / str(version))
         with target.staging(repository, candidate.model, folder) as server:
-            return verify_server(
-                server.address,
-                pipeline,
-                candidate,
-                runtime="staging",
-                work=folder / "evaluation",
-                log=folder / "evaluation.log",
-                listener=listener,
-            )
+            yield server, folder
     finally:
         shutil.rmtree(folder)

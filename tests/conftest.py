@@ -37,7 +37,11 @@ class Workspace:
 
     @property
     def environment(self) -> dict[str, str]:
-        settings = {"ENGINEHOUSE_HOME": str(self.home), "PREFECT_HOME": str(self.root.parent / "prefect"), "COLUMNS": "120"}
+        settings = {
+            "ENGINEHOUSE_HOME": str(self.home),
+            "PREFECT_HOME": str(self.root.parent / "prefect"),
+            "COLUMNS": "120",
+        }
         # A user's own Prefect server is not for tests.
         kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")}
         return kept | settings

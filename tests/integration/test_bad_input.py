@@ -27,8 +27,18 @@ def sets(*changes):
 
 
 TABLE = {
-    "a misspelt field": (in_pipeline("max_epochs", "max_epoch"), [], 2, ["pipeline.yaml:", "train.max_epoch", "max_epochs"]),
-    "an unknown field": (in_pipeline("name: digits", "name: digits\ncolour: red"), [], 2, ["pipeline.yaml:3", "colour"]),
+    "a misspelt field": (
+        in_pipeline("max_epochs", "max_epoch"),
+        [],
+        2,
+        ["pipeline.yaml:", "train.max_epoch", "max_epochs"],
+    ),
+    "an unknown field": (
+        in_pipeline("name: digits", "name: digits\ncolour: red"),
+        [],
+        2,
+        ["pipeline.yaml:3", "colour"],
+    ),
     "a wrong type": (in_pipeline("max_epochs: 20", "max_epochs: many"), [], 2, ["train.max_epochs", "many"]),
     "a name that leads elsewhere": (in_pipeline("name: digits", "name: ../digits"), [], 2, ["pipeline.yaml:2", "name"]),
     "a model name with a slash": (in_pipeline("name: digits", "name: digits\nmodel: a/b"), [], 2, ["model", "a/b"]),
@@ -38,7 +48,12 @@ TABLE = {
     "fields that contradict": (None, sets("serve.max_batch_size=64"), 2, ["serve.max_batch_size", "shapes.batch.max"]),
     "an unknown engine": (None, sets("engine.kind=tensorflow"), 2, ["engine.kind", "onnxruntime", "tensorrt"]),
     "an engine whose tool is missing": (None, sets("engine.kind=tensorrt"), 3, ["trtexec"]),
-    "a missing recipe": (lambda w: (w.pipeline("digits").parent / "recipe.py").unlink(), [], 2, ["recipe.py", "pipeline.yaml:3"]),
+    "a missing recipe": (
+        lambda w: (w.pipeline("digits").parent / "recipe.py").unlink(),
+        [],
+        2,
+        ["recipe.py", "pipeline.yaml:3"],
+    ),
     "a missing class": (in_pipeline("recipe.py:Digits", "recipe.py:Digit"), [], 2, ["Digit", "Digits"]),
     "a recipe with a syntax error": (in_recipe("class Digits", "clas Digits"), [], 2, ["recipe.py:"]),
     "a recipe that raises": (
@@ -47,7 +62,12 @@ TABLE = {
         2,
         ["out of coffee", "recipe.py"],
     ),
-    "a distribution that is not installed": (None, sets("data.digits.distribution=no-such-thing"), 2, ["no-such-thing"]),
+    "a distribution that is not installed": (
+        None,
+        sets("data.digits.distribution=no-such-thing"),
+        2,
+        ["no-such-thing"],
+    ),
     "a path that is not there": (in_pipeline("{distribution: scikit-learn}", "{path: data.csv}"), [], 2, ["data.csv"]),
     "an unknown stage": (None, ["--from", "exprot"], 2, ["--from", "exprot"]),
     "stages the wrong way round": (None, ["--from", "engine", "--until", "train"], 2, ["engine", "train"]),
@@ -130,7 +150,9 @@ def test_a_server_that_does_not_come_up_shows_the_end_of_its_log(built, tmp_path
     broken.write_text("#!/bin/sh\necho cannot find libsomething.so\nexit 127\n")
     broken.chmod(0o755)
     environment = copy.environment
-    done = copy.enginehouse("run", copy.pipeline("digits"), status=6, env=environment | {"ENGINEHOUSE_TRITON": str(broken)})
+    done = copy.enginehouse(
+        "run", copy.pipeline("digits"), status=6, env=environment | {"ENGINEHOUSE_TRITON": str(broken)}
+    )
     assert "libsomething.so" in done.stderr
     assert not copy.repository.exists() or not list(copy.repository.glob("*/config.pbtxt"))
 

@@ -76,7 +76,9 @@ def test_a_killed_run_leaves_nothing_and_the_next_one_ends_the_same(trial, whole
 
 def test_a_run_killed_while_it_trains_leaves_nothing_and_the_next_one_goes_on(workspace):
     log = workspace.home / "runs"
-    kill_and_rerun(workspace, lambda: any('"stage": "train", "done"' in f.read_text() for f in log.glob("*.log")), True, None)
+    kill_and_rerun(
+        workspace, lambda: any('"stage": "train", "done"' in f.read_text() for f in log.glob("*.log")), True, None
+    )
 
 
 def kill_and_rerun(workspace, instant, whole_group, expected):
