@@ -405,27 +405,9 @@ def serve_setup(
 @serve.command(name="status")
 def serve_status(*, home: HomeFolder = None, as_json: Json = False) -> None:
     """Show the Triton servers that runs have started, and what they serve."""
-    from tasks.targets.process import servers
-    from tasks.toolchain import triton_client
+    from flows.serving import running
 
-    found = []
-    for record in servers(_home(home)):
-        index = triton_client.repository_index(record.address) if triton_client.server_live(record.address) else ()
-        models = sorted(f"{m.name} {m.version}" for m in index if m.state == "READY")
-        found.append(
-            {
-                "name": record.name,
-                "state": "answers" if triton_client.server_ready(record.address) else "does not answer",
-                "pid": record.pid,
-                "http": record.address.http_url,
-                "grpc": record.address.grpc_url,
-                "metrics": f"http://{record.host}:{record.metrics_port}/metrics",
-                "models": models,
-                "repository": str(record.repository),
-                "log": str(record.log),
-                "started": record.started,
-            }
-        )
+    found = [server.to_json() for server in running(_home(home))]
     if as_json:
         _print_json(found)
     elif not found:
@@ -444,21 +426,20 @@ def serve_stop(
     as_json: Json = False,
 ) -> None:
     """Stop the Triton servers that runs have started, letting them finish what they are asked."""
-    from tasks.targets.process import servers
-    from tasks.toolchain import triton
+    from flows.serving import running
 
-    running = {record.name: record for record in servers(_home(home))}
-    if unknown := [name for name in names if name not in running]:
+    servers = {server.name: server for server in running(_home(home))}
+    if unknown := [name for name in names if name not in servers]:
         raise ConfigError(
-            f"no server runs under the name {', '.join(unknown)}; running: {', '.join(running) or 'none'}"
+            f"no server runs under the name {', '.join(unknown)}; running: {', '.join(servers) or 'none'}"
         )
-    stopped = [record for name, record in running.items() if not names or name in names]
-    for record in stopped:
-        triton.stop(record)
+    stopped = [server for name, server in servers.items() if not names or name in names]
+    for server in stopped:
+        server.stop()
         if not as_json:
-            out.print(f"stopped {record.name} (pid {record.pid}, {record.address.http_url})", soft_wrap=True)
+            out.print(f"stopped {server.name} ({server.where}, {server.replica.address.http_url})", soft_wrap=True)
     if as_json:
-        _print_json([record.name for record in stopped])
+        _print_json([server.name for server in stopped])
     elif not stopped:
         out.print("no server runs")
 

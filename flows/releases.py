@@ -178,12 +178,15 @@ def repair(desk: Desk) -> dict[str, Any]:
         release = _release_on_disk(desk, observed.config)
         done += _restore(desk, release)
         candidate = candidate_of(desk.store, release)
-        apart = [r for r in desk.target.observe() if _unlike(r, candidate)]
+        replicas = desk.target.observe()
+        apart = [replica for replica in replicas if _unlike(replica, candidate)]
         now = desk.standing
         recorded = now.champion is not None and now.champion.ref == release.ref
-        if apart or not desk.target.observe() or not recorded:
+        missing = desk.target.size - len(replicas)
+        if apart or missing or not recorded:
             live, replicas = _bring(desk, candidate, observed.config, measure=False)
             done += [f"{replica.address.http_url} serves {release.ref} again" for replica in apart]
+            done += [f"started what was missing of {desk.target.size} servers"] if missing else []
             if not recorded:
                 record_promotion(desk.store, release, action="repair", live=live, replicas=replicas)
                 done.append(f"recorded that {release.ref} is the champion")

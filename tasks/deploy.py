@@ -33,7 +33,7 @@ def release_lock(home: Home, repository: Path, model: str) -> Iterator[None]:
 def settled(candidate: Candidate, *, target: DeployTarget) -> Sequence[Replica] | None:
     """Return the servers if they run and agree with the candidate, else `None`. Milliseconds, over plain HTTP."""
     replicas = target.observe()
-    if not replicas or any(disagreements(replica.address, candidate) for replica in replicas):
+    if len(replicas) < target.size or any(disagreements(replica.address, candidate) for replica in replicas):
         return None
     return replicas
 
