@@ -198,6 +198,38 @@ def repair(desk: Desk) -> dict[str, Any]:
     return _repaired(desk, release, done)
 
 
+def bake(desk: Desk, tag: str, *, base: str, push: bool) -> dict[str, Any]:
+    """Make an image that holds the server and the named release, or the champion: one immutable unit."""
+    from tasks.targets import docker_image
+
+    now = desk.standing
+    release = desk.named or now.champion
+    if release is None:
+        raise Refused(f"{desk.name} has no champion; name the release\n{_known(now)}")
+    engines = {version: _origin(desk, release, version).record.materials["engine"] for version in release.versions}
+    baked = docker_image.bake(
+        tag,
+        base=base,
+        model=release.model,
+        config=release.config(desk.store),
+        versions={v: partial(desk.store.materialise, engine.content) for v, engine in engines.items()},
+        labels={
+            "release": str(release.ref),
+            "record": str(release.ref.record),
+            "config": release.config_digest,
+            **{f"version.{version}": str(engine.content) for version, engine in engines.items()},
+        },
+        push=push,
+    )
+    return {
+        "pipeline": desk.name,
+        "release": str(release.ref),
+        "image": baked.tag,
+        "id": baked.id,
+        "digest": baked.digest,
+    }
+
+
 def listing(desk: Desk) -> list[dict[str, Any]]:
     """Every release of the pipeline, oldest first."""
     now = desk.standing
@@ -355,19 +387,12 @@ def _restore(desk: Desk, release: Release) -> list[str]:
     for version in release.versions:
         if version in observed.versions:
             continue
-        origin = next(
-            (
-                r
-                for r in reversed(desk.standing.releases)
-                if r.version == version and r.repository == release.repository
-            ),
-            None,
-        )
-        if origin is None or (version in observed.there and version not in observed.damaged):
+        if version in observed.there and version not in observed.damaged:
             raise Refused(
-                f"{release.ref} lists version {version}, which is not in {observed.folder} as it was published, "
-                "and no release of ours knows it\nput it back, or promote another release"
+                f"{observed.folder / str(version)}, which {release.ref} lists, was made by somebody else\n"
+                "move it away, or promote another release"
             )
+        origin = _origin(desk, release, version)
         engine = origin.record.materials["engine"]
         config = origin.record.materials["triton_config"]
         provenance = Provenance(
@@ -390,6 +415,17 @@ def _restore(desk: Desk, release: Release) -> list[str]:
         done.append(f"put version {version} of {release.model} back into the repository")
         note(desk.listener, done[-1])
     return done
+
+
+def _origin(desk: Desk, release: Release, version: int) -> Release:
+    """The release that made a version; another one may list it."""
+    own = [r for r in desk.standing.releases if (r.version, r.repository) == (version, release.repository)]
+    if not own:
+        raise Refused(
+            f"{release.ref} lists version {version} of {release.model}, which no release of {desk.name} made\n"
+            "promote another release"
+        )
+    return own[-1]
 
 
 def _name(store: ArtifactStore, record: Any) -> str:

@@ -161,6 +161,25 @@ def releases_repair(
     out.print(f"{done['pipeline']}: {'repaired' if done['done'] else 'nothing to repair'}; serving {serving}")
 
 
+@releases.command(name="bake")
+def releases_bake(
+    what: What = None,
+    /,
+    *,
+    tag: Annotated[str, Parameter(help="The image's name, such as registry:5000/digits:7.")],
+    base: Annotated[str, Parameter(help="The server's image.")] = "enginehouse/triton:cpu",
+    push: Annotated[bool, Parameter(negative=(), help="Push it to the registry that its name begins with.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Make a container image of a release, the champion if none is named: server, versions and config in one."""
+    done = acts.bake(acts.open_desk(what, home=home, listener=_told), tag, base=base, push=push)
+    if as_json:
+        _print_json(done)
+    else:
+        out.print(f"{done['release']} is in {done['digest'] or done['image']} ({done['id'][:19]})", soft_wrap=True)
+
+
 def _print_moved(done: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         _print_json(done)
