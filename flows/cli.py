@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, validators
 from rich.console import Console, RenderableType
 
 from flows import local, show
@@ -369,7 +369,9 @@ def artifacts_verify(*, home: HomeFolder = None, as_json: Json = False) -> None:
 def artifacts_gc(
     *,
     dry_run: Annotated[bool, Parameter(negative=(), help="Only say what would be removed.")] = False,
-    keep: Annotated[int, Parameter(help="How many of the latest builds of each stage stay.")] = 3,
+    keep: Annotated[
+        int, Parameter(help="How many of the latest builds of each stage stay.", validator=validators.Number(gte=1))
+    ] = 3,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:

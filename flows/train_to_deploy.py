@@ -11,6 +11,7 @@ from typing import Any, Literal
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
 
 from flows.chain import KEYED, Job, Selection, open_job, run_stage
 from flows.release import Served, run_release
@@ -30,7 +31,11 @@ StageName = Literal["train", "export", "engine", "triton_config", "validate", "v
 KeyedName = Literal["train", "export", "engine", "triton_config", "validate"]
 
 
-@flow(name="train-to-deploy", flow_run_name="{pipeline}", persist_result=False)
+def _run_name() -> str:
+    return Path(flow_run.parameters["pipeline"]).parent.name
+
+
+@flow(name="train-to-deploy", flow_run_name=_run_name, persist_result=False)
 def train_to_deploy(
     pipeline: Path,
     overrides: Sequence[str] = (),

@@ -5,10 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tasks.toolchain.triton import find_free_ports
 
 ROOT = Path(__file__).parents[1]
 ENGINEHOUSE = Path(sys.executable).with_name("enginehouse")
@@ -19,6 +23,8 @@ class Workspace:
     """A folder of a user: pipelines, a home, a model repository, and the command that works on them."""
 
     root: Path
+    prefect_url: str | None = None
+    """A Prefect server; without one each run starts a temporary one, which takes about ten seconds."""
 
     @property
     def home(self) -> Path:
@@ -42,6 +48,8 @@ class Workspace:
             "PREFECT_HOME": str(self.root.parent / "prefect"),
             "COLUMNS": "120",
         }
+        if self.prefect_url is not None:
+            settings["PREFECT_API_URL"] = self.prefect_url
         # A user's own Prefect server is not for tests.
         kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")}
         return kept | settings
@@ -73,29 +81,70 @@ class Workspace:
     def copy(self, root: Path) -> "Workspace":
         """Everything but the servers, somewhere else."""
         shutil.copytree(self.root, root, ignore=shutil.ignore_patterns("serve"))
-        return Workspace(root)
+        return Workspace(root, self.prefect_url)
 
 
-def copy_of_examples(root: Path) -> Workspace:
+def copy_of_examples(root: Path, prefect_url: str | None) -> Workspace:
     shutil.copytree(ROOT / "examples", root / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    return Workspace(root)
+    return Workspace(root, prefect_url)
+
+
+@pytest.fixture(scope="session")
+def prefect_url(tmp_path_factory):
+    """A real Prefect server for the whole session."""
+    (port,) = find_free_ports(1)
+    home = tmp_path_factory.mktemp("prefect-server")
+    url = f"http://127.0.0.1:{port}/api"
+    environment = os.environ | {
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_API_PORT": str(port),
+    }
+    prefect = Path(sys.executable).with_name("prefect")
+    with (home / "log").open("w") as log:
+        server = subprocess.Popen(
+            [str(prefect), "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + 180
+        while not answers(f"{url}/health"):
+            assert server.poll() is None, (home / "log").read_text()
+            assert time.monotonic() < deadline, (home / "log").read_text()
+            time.sleep(0.2)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 @pytest.fixture
-def workspace(tmp_path):
+def workspace(tmp_path, prefect_url):
     """The examples in a folder of their own; servers that a test starts end with it."""
-    made = copy_of_examples(tmp_path / "user")
+    made = copy_of_examples(tmp_path / "user", prefect_url)
     yield made
     made.enginehouse("serve", "stop")
 
 
 @pytest.fixture(scope="session")
-def workspaces(tmp_path_factory):
+def workspaces(tmp_path_factory, prefect_url):
     """Make workspaces that live as long as the session: `workspaces(name)`."""
     made: list[Workspace] = []
 
     def make(name: str) -> Workspace:
-        made.append(copy_of_examples(tmp_path_factory.mktemp(name) / "user"))
+        made.append(copy_of_examples(tmp_path_factory.mktemp(name) / "user", prefect_url))
         return made[-1]
 
     yield make

@@ -198,9 +198,9 @@ def check_independent(
             raise refused(
                 f"a row's answer depends on the other rows of its batch: it changes by "
                 f"{float((value.double() - expected.double()).abs().max()):.3g} (allowed: {tolerance})",
-                hint="usual causes: a mean, norm or softmax over axis 0, an if on size(0), or a batch norm on the batch's "
-                f'statistics; requests of different clients share a batch. If rows belong together, declare "{batch}" as a fixed '
-                "size instead of a named axis",
+                hint="usual causes: a mean, norm or softmax over axis 0, an if on size(0), a batch norm on the batch's "
+                "statistics; requests of different clients share a batch. If rows belong together, declare "
+                f'"{batch}" as a fixed size instead of a named axis',
                 where=f"output {name}, axis 0 ({batch})",
             )
 

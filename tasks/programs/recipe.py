@@ -275,11 +275,12 @@ def definition(value: Any) -> Place | None:
 
 def described(value: Any) -> str:
     if isinstance(value, Tensor | np.ndarray):
-        kind = "tensor" if isinstance(value, Tensor) else "array"
-        return f"a {kind} of shape {list(value.shape)}"
+        kind = "a tensor" if isinstance(value, Tensor) else "an array"
+        return f"{kind} of shape {list(value.shape)}"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {_count(len(value), 'item')}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    kind = type(value).__name__
+    return "None" if value is None else f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
 def _count(number: int, what: str) -> str:

@@ -11,7 +11,8 @@ or has died. REPORT is the write end of a pipe that takes one JSON object:
 It is a session leader, so a signal to the parent's process group misses it, and a child subreaper, so every orphan
 among its descendants, whatever session or group it made for itself, becomes its own child: when `waitpid` knows of no
 children, there are no descendants. The exception is marked in its environment (`OUTLIVES`): a server that goes on
-serving, and is recorded before it starts. It has one thread, so its direct child can ask the kernel to be killed with it.
+serving, and is recorded before it starts. It has one thread, so its direct child can ask the kernel to be killed with
+it.
 """
 
 from __future__ import annotations

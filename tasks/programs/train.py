@@ -27,7 +27,7 @@ from .batches import Batch, Share, batches, check_inputs, map_tensors, order_of,
 from .failures import ProgramFailed
 from .jobs import EpochMetrics, TrainConfig, TrainJob, TrainMetrics
 from .notes import Notes, Progress, write_json
-from .recipe import Dataset, Recipe
+from .recipe import Dataset, Recipe, described
 from .recipe_loading import load_recipe
 from .weights import not_finite, save_weights
 
@@ -311,5 +311,5 @@ def make_optimizer(recipe: Recipe, model: nn.Module, config: TrainConfig) -> tor
         )
     optimizer = recipe.call("optimizer", model)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise recipe.wrong("optimizer", f"() gave a {type(optimizer).__name__}; expected a torch.optim.Optimizer")
+        raise recipe.wrong("optimizer", f"() gave {described(optimizer)}; expected a torch.optim.Optimizer")
     return optimizer

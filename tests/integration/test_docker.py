@@ -128,7 +128,7 @@ def test_a_replica_that_is_paused_stops_the_rollout_and_the_others_are_moved_bac
 def test_another_pipeline_file_makes_the_containers_anew_and_a_second_time_nothing(lab, docker):
     lab.promote(lab.release(1))
     before = [c.id for c in lab.target._containers()]
-    assert [c.id for c in map(lambda r: docker.containers.get(r.name), lab.target.ensure([], print))] == before
+    assert [c.id for c in (docker.containers.get(r.name) for r in lab.target.ensure([], print))] == before
     lab.deploy = "{kind: docker, replicas: 1, memory: 512m}"
     lab.configure()
     lab.target.ensure(["adding"], lab.heard.append)

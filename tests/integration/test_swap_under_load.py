@@ -1,4 +1,4 @@
-"""Steady traffic through releases and rollbacks: nothing fails, nothing unproven answers. `make bench` is the long one."""
+"""Steady traffic through releases and rollbacks: nothing fails, nothing unproven answers. `make bench` is longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the programs' tests: recipes written for one test, and jobs run in this process (torch is slow to import)."""
+"""Fixtures of the programs' tests: recipes written for one test, and jobs run in this process: torch loads slowly."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ def test_equal_weights_are_equal_bytes(tmp_path):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "module.module."])
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "module.module."]
+)
 def test_prefixes_of_wrappers_are_stripped(prefix, tmp_path):
     state = network(1).state_dict()
     save_file({prefix + name: value for name, value in state.items()}, tmp_path / "w")
