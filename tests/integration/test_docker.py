@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.releases import repair
+from flows.releases import bake, repair
 from tasks.errors import NotReady, ToolMissing
 from tasks.targets.docker import LABELS, remove_orphans
 from tasks.toolchain import triton_client
 from tasks.toolchain.docker_engine import engine
+from tasks.toolchain.processes import find_free_ports, is_free
 
 pytestmark = pytest.mark.docker
 
@@ -193,3 +194,71 @@ def test_the_commands_show_and_end_containers(lab, docker):
     enginehouse("serve", "stop")
     assert time.monotonic() - started < 40
     assert lab.target._containers() == []
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """Debian's docker-registry on a free port; a function that ends it."""
+    (port,) = find_free_ports(1)
+    config = tmp_path / "registry.yml"
+    config.write_text(
+        "version: 0.1\n"
+        f"storage: {{filesystem: {{rootdirectory: {tmp_path}/registry}}}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'}}\n"
+    )
+    with (tmp_path / "registry.log").open("wb") as log:
+        process = subprocess.Popen(["docker-registry", "serve", str(config)], stdout=log, stderr=log)
+    assert release_lab.eventually(lambda: not is_free(port))
+    yield f"127.0.0.1:{port}", process.kill
+    process.kill()
+    process.wait()
+
+
+def test_a_release_baked_into_an_image_is_pushed_and_serves_without_a_repository(lab, docker, registry):
+    address, end_registry = registry
+    lab.promote(lab.release(1))
+    lab.promote(lab.release(2))
+    tag = f"{address}/adding:2"
+    done = bake(lab.desk(), tag, base="enginehouse/triton:cpu", push=True)
+    assert done["release"] == "adding/release@2"
+    name, _, digest = done["digest"].partition("@")
+    assert (name, digest[:7]) == (f"{address}/adding", "sha256:")
+    docker.images.remove(tag, force=True)
+    image = docker.images.pull(done["digest"])
+    labels = image.labels
+    engine_content = lab.desk().standing.champion.record.materials["engine"].content
+    assert labels["org.enginehouse.version.2"] == str(engine_content)
+    assert labels["org.enginehouse.release"] == "adding/release@2"
+    (port,) = find_free_ports(1)
+    container = docker.containers.run(
+        done["digest"],
+        detach=True,
+        ports={"8000/tcp": ("127.0.0.1", port)},
+        read_only=True,
+        tmpfs={"/tmp": ""},
+    )
+    try:
+        assert release_lab.eventually(lambda: healthy(container), 60)
+        url = f"http://127.0.0.1:{port}"
+        assert (release_lab.answer(url), release_lab.answer(url, 1)) == (2.5, 1.5)
+    finally:
+        container.remove(force=True)
+
+    end_registry()
+    with pytest.raises(NotReady, match="run this again"):
+        bake(lab.desk(), f"{address}/adding:again", base="enginehouse/triton:cpu", push=True)
+    assert docker.images.get(f"{address}/adding:again").labels == labels
+    assert everyone(lab) == [2, 2]
+
+
+@pytest.mark.skipif("ENGINEHOUSE_TEST_DOCKERD" not in os.environ, reason="needs an engine that it may restart")
+def test_after_a_restart_of_the_engine_the_champion_serves_again(lab, docker):
+    folder = os.environ["ENGINEHOUSE_TEST_DOCKERD"]
+    lab.promote(lab.release(1))
+    lab.promote(lab.release(2))
+    servers = [replica.address for replica in lab.target.observe()]
+    for verb in ("stop", "start"):
+        subprocess.run([str(TESTS.parent / ".ci" / "dockerd"), verb, folder], check=True, timeout=120)
+    assert release_lab.eventually(lambda: all(triton_client.model_ready(a, "adding", 2) for a in servers), 90)
+    assert everyone(lab) == [2, 2]
+    assert [replica.address for replica in lab.target.observe()] == servers, "at the same ports"
