@@ -179,8 +179,10 @@ class Standing:
         return "former" if self.last_promotion(release) else "verified"
 
     def _at(self, place: int) -> Release | None:
-        stack = champions(self.history)
-        return self.of(stack[place]) if len(stack) >= -place else None
+        found = [release for record in champions(self.history) if (release := self.of(record)) is not None]
+        # A pipeline whose `model` or repository was changed began anew there: nothing leads back over that.
+        stack = [r for r in found if (r.model, r.repository) == (found[-1].model, found[-1].repository)]
+        return stack[place] if len(stack) >= -place else None
 
 
 def champions(history: Sequence[Promotion]) -> list[Digest]:

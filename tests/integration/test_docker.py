@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -262,3 +263,30 @@ def test_after_a_restart_of_the_engine_the_champion_serves_again(lab, docker):
     assert release_lab.eventually(lambda: all(triton_client.model_ready(a, "adding", 2) for a in servers), 90)
     assert everyone(lab) == [2, 2]
     assert [replica.address for replica in lab.target.observe()] == servers, "at the same ports"
+
+
+def test_the_trainer_trains_in_a_container_that_may_write_nothing_but_its_folder(tmp_path, docker):
+    work = tmp_path / "work"
+    shutil.copytree(TESTS.parent / "examples" / "digits", work / "digits")
+    for path in [work, *work.rglob("*")]:
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    words = ["run", "/work/digits/pipeline.yaml", "--until", "export", "--set", "train.max_epochs=2", "--json"]
+    container = docker.containers.run(
+        "enginehouse/trainer:cpu",
+        words,
+        detach=True,
+        read_only=True,
+        tmpfs={"/tmp": ""},
+        volumes={str(work): {"bind": "/work", "mode": "rw"}},
+        cap_drop=["ALL"],
+        network_mode="none",
+        shm_size="256m",
+    )
+    try:
+        status = container.wait(timeout=400)["StatusCode"]
+        log = container.logs(stdout=True, stderr=True).decode()
+        assert status == 0, log[-3000:]
+        report = json.loads(container.logs(stdout=True, stderr=False))
+        assert [stage["state"] for stage in report["stages"]] == ["built", "built"]
+    finally:
+        container.remove(force=True)
