@@ -70,9 +70,13 @@ class Job:
     selection: Selection
     overrides: Sequence[str] = ()
     """What `--set` changed in the pipeline file."""
+    override: str | None = None
+    """Why a candidate is released though a gate fails; recorded with the release."""
 
 
-def open_job(file: Path, overrides: Sequence[str], selection: Selection, listener: Listener) -> Job:
+def open_job(
+    file: Path, overrides: Sequence[str], selection: Selection, listener: Listener, *, override: str | None = None
+) -> Job:
     """Read the pipeline file, its code's and its data's identity, and open the store that belongs to it."""
     pipeline = load(file, overrides)
     home = find_home(pipeline.folder)
@@ -88,6 +92,7 @@ def open_job(file: Path, overrides: Sequence[str], selection: Selection, listene
         store=store,
         selection=selection,
         overrides=tuple(overrides),
+        override=override,
     )
 
 

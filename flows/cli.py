@@ -80,6 +80,9 @@ Rebuild = Annotated[
         help="Build this stage anew and compare it with what the store has. May be repeated.",
     ),
 ]
+Override = Annotated[
+    str | None, Parameter(help="Release although a gate fails, for this reason, which is kept with the release.")
+]
 HomeFolder = Annotated[
     Path | None,
     Parameter(name="--home", help="The folder with the store; found from the current folder if left out."),
@@ -95,6 +98,7 @@ def run(
     until: Until = None,
     rebuild: Rebuild = (),
     overrides: Overrides = (),
+    override: Override = None,
     as_json: Json = False,
     verbose: Annotated[bool, Parameter(negative=(), help="Show every line that the programs print.")] = False,
 ) -> None:
@@ -102,7 +106,7 @@ def run(
     started = time.monotonic()
     with show.RunView(err, verbose=verbose) as view:
         selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
-        job = open_job(pipeline, overrides, selection, view)
+        job = open_job(pipeline, overrides, selection, view, override=override)
         report = _unchanged(job)
         if report is None:
             request = {
@@ -111,6 +115,7 @@ def run(
                 "start": start,
                 "until": until,
                 "rebuild": list(rebuild),
+                "override": override,
             }
             report = _run_flow(job.home, job.pipeline.name, request, view)
     report["seconds"] = round(time.monotonic() - started, 3)
@@ -134,14 +139,16 @@ def _unchanged(job: Job) -> dict[str, Any] | None:
     gates = []
     if "validate" in products:
         gates = validate.judge(job.pipeline, validate.measured(job.store.path(products["validate"])))
-        require(gates, consequence="nothing was published, and the champion stays as it was")
+        require(gates, consequence="nothing was published, and the champion stays as it was", override=job.override)
     if not job.selection.covers("verify"):
         return report_of(job, outcomes, products, gates)
     served = settled(job, propose(job, products))
     if served is None:
         return None
     gates += metric_gates(job.pipeline.gates, served.metrics)
-    require(gates, consequence="the model that is served does not pass any more; it goes on serving")
+    require(
+        gates, consequence="the model that is served does not pass any more; it goes on serving", override=job.override
+    )
     outcomes += [
         Outcome(stage=name, state="reused", artifact=None, seconds=0) for name in ("verify", "publish", "deploy")
     ]

@@ -200,6 +200,7 @@ def run_release(
                 proposal.materials,
                 staging=proven,
                 overrides=job.overrides,
+                override=job.override,
             )
         if not job.selection.covers(deploy.STAGE):
             return outcomes, None
@@ -225,6 +226,8 @@ def _verify(
         model_folder=proposal.plan.observed.folder,
         source=source,
         listener=listener,
+        champion=proposal.plan.observed.champion,
+        override=job.override,
     )
     return "verified", proven
 
@@ -245,6 +248,7 @@ def _deploy(
         home=job.home,
         listener=listener,
         measure=True,
+        override=release.override,
     )
     if proposal.is_champion:
         point_aliases(job.store, job.pipeline.name)

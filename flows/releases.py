@@ -184,7 +184,7 @@ def repair(desk: Desk) -> dict[str, Any]:
         recorded = now.champion is not None and now.champion.ref == release.ref
         missing = desk.target.size - len(replicas)
         if apart or missing or not recorded:
-            live, replicas = _bring(desk, candidate, observed.config, measure=False)
+            live, replicas = _bring(desk, release, observed.config, measure=False)
             done += [f"{replica.address.http_url} serves {release.ref} again" for replica in apart]
             done += [f"started what was missing of {desk.target.size} servers"] if missing else []
             if not recorded:
@@ -359,7 +359,7 @@ def _move(desk: Desk, release: Release, action: Action, *, measure: bool, reason
         if why := observed.made_by_hand:
             raise Refused(f"{observed.folder} is a model made by hand ({why}), and stays as it is")
         _restore(desk, release)
-        live, replicas = _bring(desk, candidate, observed.config, measure=measure)
+        live, replicas = _bring(desk, release, observed.config, measure=measure)
         if not champion:
             record_promotion(desk.store, release, action=action, live=live, replicas=replicas, reason=reason)
         retain(desk.store, pipeline, desk.listener)
@@ -367,16 +367,17 @@ def _move(desk: Desk, release: Release, action: Action, *, measure: bool, reason
 
 
 def _bring(
-    desk: Desk, candidate: Candidate, committed: str | None, *, measure: bool
+    desk: Desk, release: Release, committed: str | None, *, measure: bool
 ) -> tuple[Verification, Sequence[Replica]]:
     return deploy.move(
         desk.pipeline,
-        candidate,
+        candidate_of(desk.store, release),
         committed=committed,
         target=desk.target,
         home=desk.home,
         listener=desk.listener,
         measure=measure,
+        override=release.override,
     )
 
 

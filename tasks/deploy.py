@@ -47,11 +47,13 @@ def move(
     home: Home,
     listener: Listener,
     measure: bool,
+    override: str | None = None,
     load_seconds: float = LOAD_SECONDS,
 ) -> tuple[Verification, Sequence[Replica]]:
     """Bring every server to the candidate and ask it, live; then commit the config. See `roll_out`.
 
     With `measure` the first server is also asked the whole test data; every server is asked the golden answers.
+    `override` is as in `gates.require`.
     """
     verifications: list[Verification] = []
 
@@ -68,6 +70,7 @@ def move(
                         work=Path(work),
                         log=log,
                         listener=listener,
+                        override=override,
                     )
                 )
             else:
@@ -80,6 +83,7 @@ def move(
                         work=Path(work),
                         log=log,
                         listener=listener,
+                        override=override,
                     )
                 )
 

@@ -11,7 +11,17 @@ from tasks import evaluation
 from tasks.config import Gates, Pipeline
 from tasks.errors import GateResult, NotReady
 from tasks.events import Listener, line_listener
-from tasks.gates import metric_gates, parity_gate, require, served_gates
+from tasks.gates import (
+    champion_gates,
+    compares,
+    load_gates,
+    metric_gates,
+    parity_gate,
+    repeat_gate,
+    require,
+    served_gates,
+    slice_gates,
+)
 from tasks.stage import Site, Step, program_step, read_json, run_step
 from tasks.toolchain import command, triton_client
 from tasks.toolchain.config_pbtxt import listed_versions, messages, parse
@@ -93,42 +103,130 @@ def verify_server(
     work: Path,
     log: Path,
     listener: Listener,
+    override: str | None = None,
     run: command.Runner = command.run,
 ) -> Verification:
     """Ask a ready server everything: versions, configuration, golden answers, and the metric on the test data.
 
-    `runtime` is `staging` or `live`; `work` takes the evaluation's files. Raises `NotReady` when the server serves
-    something else, `GateFailed` when it serves it worse than allowed.
+    `runtime` is `staging` or `live`; `work` takes the evaluation's files; `override` is as in `gates.require`. Raises
+    `NotReady` when the server serves something else, `GateFailed` when it serves it worse than allowed.
     """
     if found := disagreements(address, candidate):
         raise NotReady(
             f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found)
         )
+    report = measure_server(
+        address,
+        pipeline,
+        candidate,
+        version=candidate.version,
+        runtime=runtime,
+        work=work,
+        log=log,
+        listener=listener,
+        run=run,
+    )
+    metrics: dict[str, float] = report["metrics"]
+    gates = [
+        parity_gate(pipeline.gates, runtime, report["golden"]),
+        repeat_gate(pipeline.gates, runtime, report["golden"]),
+        *metric_gates(pipeline.gates, {name: {runtime: value} for name, value in metrics.items()}),
+        *slice_gates(pipeline.gates, runtime, report["slices"]),
+        *served_gates(pipeline.gates, runtime, candidate.expected, metrics),
+    ]
+    require(gates, consequence="the champion stays as it was", override=override)
+    return Verification(metrics=metrics, gates=gates, slices=report["slices"])
+
+
+def measure_server(
+    address: Address,
+    pipeline: Pipeline,
+    candidate: Candidate,
+    *,
+    version: int,
+    runtime: str,
+    work: Path,
+    log: Path,
+    listener: Listener,
+    run: command.Runner = command.run,
+) -> dict[str, Any]:
+    """Measure one version on a server with the recipe's metric; judges nothing. Returns the evaluation's `Report`.
+
+    The golden answers are asked of the candidate's own version only: they are its own.
+    """
+    own = {"compare_golden": evaluation.golden_file(candidate.validation)} if version == candidate.version else {}
     step = program_step(
         Site(pipeline=pipeline, materials={}, work=work),
         "evaluate",
         name=runtime,
         what=f"the evaluation on the {runtime} server",
         job=evaluation.job(pipeline)
+        | own
         | {
             "runtime": "triton",
             "batch_size": min(evaluation.BATCH_SIZE, pipeline.serve.max_batch_size or evaluation.BATCH_SIZE),
-            "triton": {"url": address.grpc_url, "model": candidate.model, "version": candidate.version},
-            "compare_golden": evaluation.golden_file(candidate.validation),
+            "triton": {"url": address.grpc_url, "model": candidate.model, "version": version},
         },
         timeout_seconds=evaluation.timeout_seconds(pipeline),
     )
     work.mkdir(parents=True, exist_ok=True)
     run_step(step, log=log, on_line=line_listener(listener, runtime), run=run)
-    report = read_json(step.output / "report.json")
-    metrics: dict[str, float] = report["metrics"]
-    gates = [
-        parity_gate(pipeline.gates, runtime, report["golden"]),
-        *metric_gates(pipeline.gates, {name: {runtime: value} for name, value in metrics.items()}),
-        *served_gates(pipeline.gates, runtime, candidate.expected, metrics),
-    ]
-    require(gates, consequence="the champion stays as it was")
-    return Verification(metrics=metrics, gates=gates)
+    report: dict[str, Any] = read_json(step.output / "report.json")
+    return report
+
+
+def compare_with_champion(
+    address: Address,
+    pipeline: Pipeline,
+    candidate: Candidate,
+    proven: Verification,
+    *,
+    champion: int,
+    work: Path,
+    log: Path,
+    listener: Listener,
+    run: command.Runner = command.run,
+) -> list[GateResult]:
+    """Measure the champion's version on the staging server that serves both, and judge the candidate against it."""
+    gates: list[GateResult] = []
+    if compares(pipeline.gates):
+        report = measure_server(
+            address,
+            pipeline,
+            candidate,
+            version=champion,
+            runtime="champion",
+            work=work,
+            log=log,
+            listener=listener,
+            run=run,
+        )
+        gates += champion_gates(pipeline.gates.metrics, "metrics.", proven.metrics, report["metrics"])
+        for name, metrics in proven.slices.items():
+            theirs = report["slices"].get(name, {})
+            gates += champion_gates(pipeline.gates.slices, f"slices.{name}.", metrics, theirs)
+    if (load := pipeline.gates.load) is not None:
+        step = program_step(
+            Site(pipeline=pipeline, materials={}, work=work),
+            "load",
+            what="the load on the staging server",
+            job={
+                "golden": evaluation.golden_file(candidate.validation),
+                "url": address.grpc_url,
+                "model": candidate.model,
+                "versions": [champion, candidate.version],
+                "rows": load.rows,
+                "concurrency": load.concurrency,
+                "rounds": load.rounds,
+                "seconds": load.seconds,
+            },
+            timeout_seconds=evaluation.timeout_seconds(pipeline),
+        )
+        work.mkdir(parents=True, exist_ok=True)
+        run_step(step, log=log, on_line=line_listener(listener, "load"), run=run)
+        found = read_json(step.output / "report.json")["versions"]
+        gates += load_gates(load, found[str(candidate.version)], found[str(champion)])
+    return gates
 
 
 GOLDEN_SECONDS = 120.0
@@ -144,6 +242,7 @@ def ask_golden(
     work: Path,
     log: Path,
     listener: Listener,
+    override: str | None = None,
     run: command.Runner = command.run,
 ) -> Verification:
     """Ask a ready server for its versions, its configuration and the golden answers; about a second.
@@ -174,6 +273,7 @@ def ask_golden(
     )
     work.mkdir(parents=True, exist_ok=True)
     run_step(step, log=log, on_line=line_listener(listener, runtime), run=run)
-    result = parity_gate(gates, runtime, read_json(output / "report.json")["golden"])
-    require([result], consequence="the champion stays as it was")
-    return Verification(metrics={}, gates=[result])
+    golden = read_json(output / "report.json")["golden"]
+    results = [parity_gate(gates, runtime, golden), repeat_gate(gates, runtime, golden)]
+    require(results, consequence="the champion stays as it was", override=override)
+    return Verification(metrics={}, gates=results)

@@ -70,6 +70,9 @@ class Offset:
     def result(self):
         return {"offset": self.total / self.seen}
 
+    def slices(self, targets):
+        return {"low": targets[:, 0] < 0.5, "high": targets[:, 0] >= 0.5}
+
 
 class Adding:
     outputs = ("y",)

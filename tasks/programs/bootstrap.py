@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 PACKAGE = "enginehouse_programs"
-PROGRAMS = ("train", "export", "evaluate", "golden")
+PROGRAMS = ("train", "export", "evaluate", "golden", "load")
 MENDS = {
     "torch": "pip install torch",
     "onnx": "pip install onnx",

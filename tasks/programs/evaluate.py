@@ -22,7 +22,7 @@ from .failures import ProgramFailed
 from .golden import compare_golden
 from .jobs import EvaluateJob, Report
 from .notes import Notes, Progress, write_json
-from .recipe import Arrays, Recipe
+from .recipe import Arrays, Metric, Recipe
 from .recipe_loading import load_recipe
 from .runtimes import runtime_of
 from .triton_requests import TRITON_TYPES, Infer
@@ -48,6 +48,7 @@ def main(job: EvaluateJob) -> None:
         "batches": 0,
         "batch_size": batch_rows(axes, job["batch_size"]),
         "golden": None,
+        "slices": {},
     }
     compare = job.get("compare_golden")
     if compare is not None:
@@ -82,6 +83,7 @@ def measure(infer: Infer, recipe: Recipe, axes: Axes, split: str, report: Report
     """Feed the whole split; fills in the report's metrics and counts."""
     dataset = recipe.data(split, list(axes.inputs))
     metric = recipe.metric()
+    slices: dict[str, Metric] = {}
     rows, length = report["batch_size"], len(dataset)
     plan = []
     for start in range(0, length, rows):
@@ -90,11 +92,24 @@ def measure(infer: Infer, recipe: Recipe, axes: Axes, split: str, report: Report
     progress = Progress(length)
     for batch in batches(recipe, dataset, plan):
         outputs = answer(infer, recipe, axes, split, batch)
-        recipe.update(metric, outputs, map_tensors(to_array, batch.targets))
+        targets = map_tensors(to_array, batch.targets)
+        recipe.update(metric, outputs, targets)
+        for name, mask in recipe.slices(metric, targets, batch.share.real).items():
+            if mask.any():
+                own = slices.setdefault(name, recipe.metric())
+                recipe.update(own, {key: value[mask] for key, value in outputs.items()}, masked(targets, mask))
         report["samples"] += batch.share.real
         report["batches"] += 1
         progress(report["samples"], f"{report['runtime']}: {report['samples']}/{length} samples")
     report["metrics"] = recipe.finite_result(metric)
+    report["slices"] = {name: recipe.finite_result(own) for name, own in sorted(slices.items())}
+
+
+def masked(targets: Any, mask: Any) -> Any:
+    """The rows of the targets that belong to a slice."""
+    if isinstance(targets, Mapping):
+        return {key: masked(value, mask) for key, value in targets.items()}
+    return targets[mask]
 
 
 def answer(infer: Infer, recipe: Recipe, axes: Axes, split: str, batch: Batch) -> Arrays:
