@@ -255,7 +255,7 @@ class Lab:
         publish.place_version(plan, source)
         return record_release(self.store, self.pipeline, candidate, products, staging=proven)
 
-    def promote(self, release: Release, *, measure: bool = False) -> None:
+    def promote(self, release: Release, *, measure: bool = False, load_seconds: float = 120) -> None:
         """Make it the champion; without `measure` the golden answers are asked and the test data is not."""
         if measure:
             promote(self.desk(str(release.ref)))
@@ -269,6 +269,7 @@ class Lab:
             home=self.home,
             listener=self.heard.append,
             measure=False,
+            load_seconds=load_seconds,
         )
         record_promotion(self.store, release, action="promote", live=live, replicas=replicas)
         retain(self.store, self.pipeline, self.heard.append)
