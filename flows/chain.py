@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import deploy, engine, export, publish, train, triton_config, validate, verify
+from tasks import deploy, engine, export, precision, preflight, publish, train, triton_config, validate, verify
 from tasks.artifacts.code import recipe_code
 from tasks.artifacts.key import differences
 from tasks.artifacts.record import ArtifactRef
@@ -18,8 +18,16 @@ from tasks.home import Home, find_home
 from tasks.pipeline_file import load
 from tasks.stage import Identity, KeyedStage, Outcome, Site, find_or_build, key_of
 
-KEYED: tuple[KeyedStage, ...] = (train.STAGE, export.STAGE, engine.STAGE, triton_config.STAGE, validate.STAGE)
-"""The stages that turn materials into content, in order."""
+KEYED: tuple[KeyedStage, ...] = (
+    train.STAGE,
+    export.STAGE,
+    precision.STAGE,
+    preflight.STAGE,
+    engine.STAGE,
+    triton_config.STAGE,
+    validate.STAGE,
+)
+"""The stages that turn materials into content, in order; a pipeline has those that apply to it."""
 
 STAGES = (*(stage.name for stage in KEYED), verify.STAGE, publish.STAGE, deploy.STAGE)
 """Every stage of a run, in order."""
@@ -73,6 +81,16 @@ class Job:
     override: str | None = None
     """Why a candidate is released though a gate fails; recorded with the release."""
 
+    @property
+    def stages(self) -> tuple[KeyedStage, ...]:
+        """The keyed stages of this pipeline, in order."""
+        return tuple(stage for stage in KEYED if stage.applies(self.pipeline))
+
+    def materials_of(self, stage: KeyedStage) -> tuple[str, ...]:
+        """The names of a stage's materials that this pipeline makes."""
+        made = {other.name for other in self.stages}
+        return tuple(name for name in stage.materials if name in made)
+
 
 def open_job(
     file: Path, overrides: Sequence[str], selection: Selection, listener: Listener, *, override: str | None = None
@@ -109,7 +127,7 @@ class Prospect:
     commands: Sequence[Sequence[str]] = ()
     """The command lines that would run."""
     actions: Sequence[str] = ()
-    """For a reconciling stage: what would be changed."""
+    """For a reconciling stage: what would be changed; for a keyed one that is built: what its commands do not tell."""
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -127,7 +145,7 @@ def survey(job: Job) -> list[Prospect]:
     """Ask the store about every keyed stage that the run covers; writes nothing."""
     prospects: list[Prospect] = []
     products: dict[str, ArtifactRef] = {}
-    for stage in KEYED:
+    for stage in job.stages:
         if not job.selection.covers(stage.name):
             break
         prospect = _prospect(stage, job, products)
@@ -142,23 +160,26 @@ def _prospect(stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef]) 
         return Prospect(
             stage=stage.name, state="hit", artifact=taken(stage, job), reasons=["taken as it was last built (--from)"]
         )
-    if not all(name in products for name in stage.materials):
+    materials, preview = job.materials_of(stage), stage.preview(job.pipeline)
+    if not all(name in products for name in materials):
         work = Path("<work>") / stage.name
         folders = {
-            name: job.store.path(products[name]) if name in products else Path(f"<{name}>") for name in stage.materials
+            name: job.store.path(products[name]) if name in products else Path(f"<{name}>") for name in materials
         }
         steps = stage.steps(Site(pipeline=job.pipeline, materials=folders, work=work))
-        return Prospect(stage=stage.name, state="pending", commands=[step.argv for step in steps])
+        return Prospect(stage=stage.name, state="pending", commands=[step.argv for step in steps], actions=preview)
     key = key_of(stage, job.pipeline, job.identity, products)
     found = job.store.peek(key, pipeline=job.pipeline.name)
     rebuilt = stage.name in job.selection.rebuild
     if found is not None and not rebuilt:
         return Prospect(stage=stage.name, state="hit", artifact=found)
-    folders = {name: job.store.path(products[name]) for name in stage.materials}
+    folders = {name: job.store.path(products[name]) for name in materials}
     steps = stage.steps(Site(pipeline=job.pipeline, materials=folders, work=job.store.work_folder(key)))
     # With --rebuild the product is expected to be the same, but what follows is decided when it is there.
     reasons = ["--rebuild"] if rebuilt else why_missed(stage, job, products)
-    return Prospect(stage=stage.name, state="miss", reasons=reasons, commands=[step.argv for step in steps])
+    return Prospect(
+        stage=stage.name, state="miss", reasons=reasons, commands=[step.argv for step in steps], actions=preview
+    )
 
 
 def why_missed(stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef]) -> list[str]:

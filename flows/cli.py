@@ -8,20 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, validators
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+from rich.text import Text
 
 from flows import local, show
-from flows.chain import KEYED, Job, Selection, open_job, survey
+from flows.chain import Job, Selection, open_job, survey
 from flows.release import propose, settled
 from flows.releases_cli import releases
 from flows.report import report_of
+from flows.words import invoked
 from tasks import validate
-from tasks.artifacts.record import ArtifactRef
+from tasks.artifacts.record import ArtifactRef, BuildRecord
 from tasks.artifacts.store import ArtifactStore
-from tasks.errors import ArtifactCorrupt, CommandFailed, ConfigError, EnginehouseError
+from tasks.errors import ArtifactCorrupt, CommandFailed, ConfigError, EnginehouseError, ToolMissing
 from tasks.events import Event, Listener, note
 from tasks.gates import metric_gates, require
 from tasks.home import Home, find_home
@@ -46,20 +48,23 @@ Exit status:
   130  interrupted
 """
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = show.console()
+err = show.console(stderr=True)
 
 app = App(
     name="enginehouse",
     help="Takes a PyTorch model from training to a verified model on Triton Inference Server.",
     help_epilogue=EXIT_STATUS,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # `main` tells what became of the run
 )
 artifacts = App(name="artifacts", help="What was built: list, show, check, clean up.")
 serve = App(name="serve", help="Triton servers on this machine.")
+engine = App(name="engine", help="The tools that engines are built with.")
 app.command(artifacts)
 app.command(serve)
 app.command(releases)
+app.command(engine)
 
 PipelineFile = Annotated[Path, Parameter(help="The pipeline file.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON value on standard output.")]
@@ -117,6 +122,7 @@ def run(
                 "rebuild": list(rebuild),
                 "override": override,
             }
+            view.waits_for("starting Prefect")
             report = _run_flow(job.home, job.pipeline.name, request, view)
     report["seconds"] = round(time.monotonic() - started, 3)
     if as_json:
@@ -132,7 +138,7 @@ def _unchanged(job: Job) -> dict[str, Any] | None:
         return None
     outcomes: list[Outcome] = []
     products: dict[str, ArtifactRef] = {}
-    for stage, prospect in zip(KEYED, prospects, strict=False):
+    for stage, prospect in zip(job.stages, prospects, strict=False):
         assert prospect.artifact is not None
         products[stage.name] = prospect.artifact
         outcomes.append(Outcome(stage=stage.name, state="reused", artifact=prospect.artifact, seconds=0))
@@ -213,7 +219,7 @@ def plan(
     prospects = [prospect.to_json() for prospect in survey(job)]
     products = {
         stage.name: prospect.artifact
-        for stage, prospect in zip(KEYED, survey(job), strict=False)
+        for stage, prospect in zip(job.stages, survey(job), strict=False)
         if prospect.artifact is not None
     }
     if selection.covers("verify"):
@@ -241,7 +247,7 @@ def _release_prospects(job: Job, products: Mapping[str, ArtifactRef]) -> list[di
         ]
 
     nothing: dict[str, Sequence[str]] = dict.fromkeys(names, ())
-    if len(products) < len(KEYED):
+    if len(products) < len(job.stages):
         return prospects("pending", nothing)
     proposal = propose(job, products)
     if settled(job, proposal) is not None:
@@ -263,8 +269,47 @@ def init(
     from tasks import init as template
 
     for path in template.init(folder, name or folder.absolute().name):
-        out.print(f"wrote {path}", soft_wrap=True)
-    out.print(f"next: enginehouse run {folder / 'pipeline.yaml'}", soft_wrap=True)
+        out.print(f"wrote {path}", markup=False, soft_wrap=True)
+    following = shlex.join([*invoked(), "run", str(folder / "pipeline.yaml")])
+    out.print(f"next: {following}", markup=False, soft_wrap=True)
+
+
+@app.command
+def doctor(
+    pipeline: Annotated[
+        Path | None, Parameter(help="A pipeline file, whose target and engine are looked at too.")
+    ] = None,
+    /,
+    *,
+    overrides: Overrides = (),
+    as_json: Json = False,
+) -> None:
+    """Look whether every tool is there, and whether the versions fit each other and the target."""
+    from flows.doctor import examine, worst
+    from tasks.pipeline_file import load
+
+    findings = examine(None if pipeline is None else load(pipeline, overrides))
+    if as_json:
+        _print_json([finding.to_json() for finding in findings])
+    else:
+        lines = [[f.subject, f.state, f.found, f.mend] for f in findings]
+        out.print(show.rows(["", "", "found", "what to do"], lines))
+    if worst(findings) == "error":
+        sys.exit(ToolMissing.exit_status)
+
+
+@engine.command(name="setup")
+def engine_setup(
+    name: Annotated[Literal["modelopt", "tensorrt-rtx"], Parameter(help="Which tool.")],
+    /,
+    *,
+    into: Annotated[Path | None, Parameter(help="The folder; a default one of this environment if left out.")] = None,
+) -> None:
+    """Install a tool that engines are prepared with, in an environment of its own."""
+    from tasks.toolchain import builder_environment
+
+    made = builder_environment.setup(name, folder=into, say=lambda line: err.print(line, style="dim", markup=False))
+    out.print(f"{name} is ready: {made.folder}", soft_wrap=True)
 
 
 @artifacts.command(name="ls")
@@ -308,7 +353,7 @@ def artifacts_ls(
         ]
         for ref, record in found
     ]
-    out.print(show.rows(["artifact", "content", "size", "built (UTC)", ""], lines))
+    out.print(show.rows(["artifact", "content", "size", "built (UTC)", ""], lines, cut=True))
 
 
 @artifacts.command(name="show")
@@ -316,6 +361,12 @@ def artifacts_show(
     artifact: Annotated[str, Parameter(help="Such as digits/engine@3, digits/engine, digits@champion or sha256:…")],
     /,
     *,
+    only_command: Annotated[
+        bool, Parameter(name="--command", negative=(), help="Print the command lines that built it, and nothing else.")
+    ] = False,
+    reproduce: Annotated[
+        bool, Parameter(negative=(), help="Print a shell script that builds an engine again from a copy of its graph.")
+    ] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
@@ -323,6 +374,9 @@ def artifacts_show(
     store = _store(home)
     ref = store.resolve(artifact)
     record, content = store.get_record(ref), store.content(ref)
+    if only_command or reproduce:
+        _print_commands(ref, record, reproduce=reproduce)
+        return
     shown = {"artifact": str(ref), "content": content.to_json(), "record": record.to_json()}
     if as_json:
         _print_json(shown)
@@ -337,6 +391,17 @@ def artifacts_show(
     for argv in record.commands:
         out.print(f"$ {shlex.join(argv)}", style="dim", soft_wrap=True)
     out.print_json(data={"key": record.to_json()["key"], "metrics": dict(record.metrics), "details": record.details})
+
+
+def _print_commands(ref: ArtifactRef, record: BuildRecord, *, reproduce: bool) -> None:
+    if not reproduce:
+        for argv in record.commands:
+            sys.stdout.write(shlex.join(argv) + "\n")
+        return
+    script = record.details.get("reproduce.sh")
+    if script is None:
+        raise ConfigError(f"{ref} has no script to build it again: only compiled engines have; see --command")
+    sys.stdout.write(str(script))
 
 
 @artifacts.command(name="lineage")
@@ -365,7 +430,7 @@ def artifacts_verify(*, home: HomeFolder = None, as_json: Json = False) -> None:
     if as_json:
         _print_json([{"what": c.what, "problem": c.problem, "dependents": list(c.dependents)} for c in corrupt])
     for found in corrupt:
-        err.print(f"[red]corrupt[/] {found}", soft_wrap=True)
+        err.print(Text.assemble(("corrupt", "red"), f" {found}"), soft_wrap=True)
     if corrupt:
         sys.exit(ArtifactCorrupt.exit_status)
     if not as_json:
@@ -407,8 +472,11 @@ def serve_setup(
     """Install a Triton server for this machine's processor, in an environment of its own."""
     from tasks.toolchain import triton
 
-    installation = triton.setup(into or triton.default_folder(), say=lambda line: err.print(line, style="dim"))
-    out.print(f"Triton {installation.version} is ready: {installation.tritonserver}", soft_wrap=True)
+    def say(line: str) -> None:
+        err.print(line, style="dim", markup=False, soft_wrap=True)
+
+    installation = triton.setup(into or triton.default_folder(), say=say)
+    out.print(f"Triton {installation.version} is ready: {installation.tritonserver}", markup=False, soft_wrap=True)
 
 
 @serve.command(name="status")
@@ -422,8 +490,8 @@ def serve_status(*, home: HomeFolder = None, as_json: Json = False) -> None:
     elif not found:
         out.print("no server runs")
     else:
-        for server in found:
-            out.print(show.card(server))
+        for place, server in enumerate(found):
+            _print_lines([*([Text()] if place else []), *show.card(server)])
 
 
 @serve.command(name="stop")
@@ -446,7 +514,8 @@ def serve_stop(
     for server in stopped:
         server.stop()
         if not as_json:
-            out.print(f"stopped {server.name} ({server.where}, {server.replica.address.http_url})", soft_wrap=True)
+            told = f"stopped {server.name} ({server.where}, {server.replica.address.http_url})"
+            out.print(told, markup=False, soft_wrap=True)
     if as_json:
         _print_json([server.name for server in stopped])
     elif not stopped:

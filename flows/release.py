@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from flows.chain import Job
-from flows.releases import merged_metrics, retain
+from flows.releases import merged_metrics, refuse_unfit, retain
+from flows.words import invoked
 from tasks import deploy, evaluation, publish, validate, verify
 from tasks.artifacts.record import ArtifactRef
 from tasks.errors import Refused
@@ -83,7 +84,7 @@ class Served:
                 "grpc": address.grpc_url,
                 "metrics": self.metrics,
                 "call": shlex.join(["curl", "-s", url, "-d", f"@{self.request}"]),
-                "stop": shlex.join(["enginehouse", "serve", "stop", *self.home_option]),
+                "stop": shlex.join([*invoked(), "serve", "stop", *self.home_option]),
             }
         return report
 
@@ -182,6 +183,7 @@ def run_release(
         proposal = propose(job, products)
         if (done := settled(job, proposal)) is not None:
             return [_unchanged(name) for name in (verify.STAGE, publish.STAGE, deploy.STAGE)], done
+        refuse_unfit(job.store, job.pipeline, str(products["engine"]), products["engine"].record, target)
         source = partial(job.store.materialise, products["engine"])
         proven = stage(verify.STAGE, partial(_verify, job, proposal, target, source, listener))
         if not job.selection.covers(publish.STAGE):

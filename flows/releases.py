@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks import deploy, publish
+from tasks.artifacts.digest import Digest
 from tasks.artifacts.store import ArtifactStore
 from tasks.config import Pipeline
+from tasks.engines import kind_of
 from tasks.errors import ConfigError, NotReady, Problem, Refused
 from tasks.events import Listener, note
 from tasks.home import Home, find_home
@@ -342,6 +344,17 @@ def retain(store: ArtifactStore, pipeline: Pipeline, listener: Listener) -> list
     return [text]
 
 
+def refuse_unfit(store: ArtifactStore, pipeline: Pipeline, name: str, engine: Digest, target: DeployTarget) -> None:
+    """Raise `Refused` when the target's servers cannot load the engine, before anything is copied or started."""
+    unfit = kind_of(pipeline).unfit(store.get_record(engine).details, target.facts())
+    if unfit:
+        raise Refused(
+            f"{name} does not fit the server; nothing was copied:\n"
+            + "\n".join(f"  {reason}" for reason in unfit)
+            + "\nbuild it for what serves (engine.target, engine.compute_capability), or serve with what it is for"
+        )
+
+
 def _move(desk: Desk, release: Release, action: Action, *, measure: bool, reason: str | None) -> dict[str, Any]:
     pipeline = desk.pipeline
     if (release.model, release.repository) != (pipeline.model, pipeline.repository.resolve()):
@@ -358,6 +371,8 @@ def _move(desk: Desk, release: Release, action: Action, *, measure: bool, reason
             return _report(desk, "unchanged", release)
         if why := observed.made_by_hand:
             raise Refused(f"{observed.folder} is a model made by hand ({why}), and stays as it is")
+        engine = release.record.materials["engine"].record
+        refuse_unfit(desk.store, pipeline, str(release.ref), engine, desk.target)
         _restore(desk, release)
         live, replicas = _bring(desk, release, observed.config, measure=measure)
         if not champion:

@@ -13,12 +13,11 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from flows.chain import KEYED, Job, Selection, open_job, run_stage
+from flows.chain import Job, Selection, open_job, run_stage
 from flows.release import Served, run_release
 from flows.report import markdown, report_of
 from tasks import validate
 from tasks.artifacts.record import ArtifactRef
-from tasks.engines import kind_of
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
 from tasks.stage import Outcome
@@ -27,8 +26,8 @@ from tasks.targets import target_of
 LISTENER: ContextVar[Listener] = ContextVar("LISTENER", default=silent)
 """Whoever runs the flow in this process and wants its events, beside Prefect's log."""
 
-StageName = Literal["train", "export", "engine", "triton_config", "validate", "verify", "publish", "deploy"]
-KeyedName = Literal["train", "export", "engine", "triton_config", "validate"]
+KeyedName = Literal["train", "export", "precision", "preflight", "engine", "triton_config", "validate"]
+StageName = KeyedName | Literal["verify", "publish", "deploy"]
 
 
 def _run_name() -> str:
@@ -61,7 +60,7 @@ def train_to_deploy(
     check_tools(job)
     products: dict[str, ArtifactRef] = {}
     outcomes: list[Outcome] = []
-    for stage in KEYED:
+    for stage in job.stages:
         if job.selection.covers(stage.name):
             outcome: Outcome = _as_task(stage.name, partial(run_stage, stage, job, products, listener))
             assert outcome.artifact is not None
@@ -85,8 +84,9 @@ def train_to_deploy(
 
 def check_tools(job: Job) -> None:
     """Raise `ToolMissing` for what the run will need, before it works for an hour to find out."""
-    if job.selection.covers("engine"):
-        kind_of(job.pipeline).check(job.pipeline)
+    for stage in job.stages:
+        if job.selection.covers(stage.name):
+            stage.check(job.pipeline)
     if job.selection.covers("verify"):
         target_of(job.pipeline, job.home).check()
 

@@ -77,8 +77,8 @@ def move(
                 verifications.append(
                     ask_golden(
                         replica.address,
+                        pipeline,
                         candidate,
-                        pipeline.gates,
                         runtime="live",
                         work=Path(work),
                         log=log,

@@ -17,16 +17,25 @@ def _steps(site: Site) -> tuple[Step, ...]:
 
 def _collect(site: Site) -> Built:
     site.product.mkdir(parents=True, exist_ok=True)
-    kind_of(site.pipeline).collect(site)
-    return Built()
+    return kind_of(site.pipeline).collect(site)
+
+
+def _check(pipeline: Pipeline) -> None:
+    kind_of(pipeline).check(pipeline)
+
+
+def _preview(pipeline: Pipeline) -> tuple[str, ...]:
+    return kind_of(pipeline).preview(pipeline)
 
 
 STAGE = KeyedStage(
     name="engine",
     version=1,
     reproducible=False,  # a kind that compiles by timing is not; for the others equal bytes are found equal anyway
-    materials=("export",),
+    materials=("export", "precision"),
     parts=_parts,
     steps=_steps,
     collect=_collect,
+    check=_check,
+    preview=_preview,
 )

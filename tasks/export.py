@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tasks import evaluation
 from tasks.config import Pipeline, as_json, keyed
+from tasks.engines import kind_of
 from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step, move_to_product, program_step, read_json
 from tasks.toolchain import probe
 
@@ -42,6 +43,8 @@ def _collect(site: Site) -> Built:
     output = site.work / "export" / "output"
     move_to_product(site, {path.name: path for path in sorted(output.iterdir())})
     signature = read_json(site.product / "signature.json")
+    # What serves it may read less than what wrote it; a later change of the target is checked before a run.
+    kind_of(site.pipeline).check_graph(site.pipeline, opset=signature["opset"], ir_version=signature["ir_version"])
     return Built(
         details={
             "opset": signature["opset"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tasks.config import Gates, LoadGate, MetricGate
+from tasks.config import Gates, LoadGate, MetricGate, Parity
 from tasks.errors import GateFailed, GateResult
 
 Metrics = Mapping[str, Mapping[str, float]]
@@ -34,12 +34,13 @@ def metric_gates(gates: Gates, metrics: Metrics) -> list[GateResult]:
     return results
 
 
-def parity_gate(gates: Gates, runtime: str, golden: Mapping[str, float]) -> GateResult:
+def parity_gate(gates: Gates, runtime: str, golden: Mapping[str, float], *, parity: Parity | None = None) -> GateResult:
     """Judge a comparison with PyTorch's golden answers: `|got - golden| - rtol * |golden| <= atol` for each element.
 
-    `golden` is the `GoldenDifference` of an evaluation (tasks/programs/jobs.py).
+    `golden` is the `GoldenDifference` of an evaluation (tasks/programs/jobs.py); `parity` is the engine's own tolerance
+    where it has one, and was the evaluation's too.
     """
-    parity = gates.parity
+    parity = parity or gates.parity
     return GateResult(
         gate="parity",
         runtime=runtime,

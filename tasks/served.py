@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks import evaluation
-from tasks.config import Gates, Pipeline
+from tasks.config import Pipeline
+from tasks.engines import kind_of
 from tasks.errors import GateResult, NotReady
 from tasks.events import Listener, line_listener
 from tasks.gates import (
@@ -128,7 +129,7 @@ def verify_server(
     )
     metrics: dict[str, float] = report["metrics"]
     gates = [
-        parity_gate(pipeline.gates, runtime, report["golden"]),
+        parity_gate(pipeline.gates, runtime, report["golden"], parity=kind_of(pipeline).tolerance(pipeline)),
         repeat_gate(pipeline.gates, runtime, report["golden"]),
         *metric_gates(pipeline.gates, {name: {runtime: value} for name, value in metrics.items()}),
         *slice_gates(pipeline.gates, runtime, report["slices"]),
@@ -164,6 +165,7 @@ def measure_server(
         | own
         | {
             "runtime": "triton",
+            "rtol": kind_of(pipeline).tolerance(pipeline).rtol,
             "batch_size": min(evaluation.BATCH_SIZE, pipeline.serve.max_batch_size or evaluation.BATCH_SIZE),
             "triton": {"url": address.grpc_url, "model": candidate.model, "version": version},
         },
@@ -235,8 +237,8 @@ GOLDEN_SECONDS = 120.0
 
 def ask_golden(
     address: Address,
+    pipeline: Pipeline,
     candidate: Candidate,
-    gates: Gates,
     *,
     runtime: str,
     work: Path,
@@ -254,6 +256,7 @@ def ask_golden(
         raise NotReady(
             f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found)
         )
+    tolerance = kind_of(pipeline).tolerance(pipeline)
     output, job_file = work / "golden" / "output", work / "golden.json"
     step = Step(
         name="golden",
@@ -266,7 +269,7 @@ def ask_golden(
             "golden": evaluation.golden_file(candidate.validation),
             "triton": {"url": address.grpc_url, "model": candidate.model, "version": candidate.version},
             "max_batch_size": parse(candidate.config).max_batch_size,
-            "rtol": gates.parity.rtol,
+            "rtol": tolerance.rtol,
             "output": str(output),
             "work": str(work / "golden" / "work"),
         },
@@ -274,6 +277,9 @@ def ask_golden(
     work.mkdir(parents=True, exist_ok=True)
     run_step(step, log=log, on_line=line_listener(listener, runtime), run=run)
     golden = read_json(output / "report.json")["golden"]
-    results = [parity_gate(gates, runtime, golden), repeat_gate(gates, runtime, golden)]
+    results = [
+        parity_gate(pipeline.gates, runtime, golden, parity=tolerance),
+        repeat_gate(pipeline.gates, runtime, golden),
+    ]
     require(results, consequence="the champion stays as it was", override=override)
     return Verification(metrics={}, gates=results)

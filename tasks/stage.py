@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,12 @@ class Step:
     """Written to `job_file` before the start."""
     job_file: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    transcript: Path | None = None
+    """A file that gets this step's lines alone, for whoever reads them afterwards; the log gets them anyway."""
+    explain: Callable[[CommandFailed], Exception] | None = field(default=None, compare=False)
+    """Finds the error behind a failed program that is not ours, and so writes no `error.json`."""
+    makes: tuple[Path, ...] = ()
+    """Folders outside the work folder that have to be there, such as a cache's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,12 @@ class KeyedStage:
     """The child processes, in order; a pure function, so that a plan can show what would run."""
     collect: Callable[[Site], Built]
     """Runs after the steps: leaves exactly the product's files in `Site.product`."""
+    applies: Callable[[Pipeline], bool] = lambda _pipeline: True
+    """Whether a pipeline has this stage at all; one that it has not is no material of others either."""
+    check: Callable[[Pipeline], None] = lambda _pipeline: None
+    """Raises `ToolMissing` or `ConfigError` when the stage cannot be built; called before anything is."""
+    preview: Callable[[Pipeline], Sequence[str]] = lambda _pipeline: ()
+    """What a plan says of the stage beside its commands; a line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +151,7 @@ def key_of(stage: KeyedStage, pipeline: Pipeline, identity: Identity, materials:
     return StageKey(
         stage=stage.name,
         version=stage.version,
-        materials={name: materials[name].content for name in stage.materials},
+        materials={name: materials[name].content for name in stage.materials if name in materials},
         config=parts.config,
         code=parts.code,
         data=parts.data,
@@ -180,14 +193,15 @@ def find_or_build(
                 seconds=time.monotonic() - started,
                 metrics=record.metrics,
             )
-        folders = {name: store.path(materials[name]) for name in stage.materials}
+        taken = {name: materials[name] for name in stage.materials if name in materials}
+        folders = {name: store.path(ref) for name, ref in taken.items()}
         site = Site(pipeline=pipeline, materials=folders, work=claim.work)
         steps = stage.steps(site)
         for step in steps:
             run_step(step, log=claim.log, on_line=line_listener(listener, stage.name), run=run)
         built = stage.collect(site)
         artifact = claim.commit(
-            materials={name: materials[name] for name in stage.materials},
+            materials=taken,
             commands=[list(step.argv) for step in steps],
             metrics=dict(built.metrics),
             details=dict(built.details),
@@ -205,23 +219,41 @@ def run_step(step: Step, *, log: Path, on_line: Callable[[str], None], run: comm
     """Run one child process; a failure that its program explains is raised as the error that it names."""
     if step.output.exists():
         shutil.rmtree(step.output)
-    step.output.mkdir(parents=True)
+    for folder in (step.output, *step.makes):
+        folder.mkdir(parents=True, exist_ok=True)
     # Not canonical JSON: that sorts, and a graph has its inputs in the order in which the job names them.
     step.job_file.write_text(json.dumps(dict(step.job), indent=1) + "\n")
     try:
-        run(
-            step.argv,
-            log=log,
-            what=step.what,
-            env={**os.environ, **step.env},
-            timeout=step.timeout_seconds,
-            on_line=on_line,
-        )
+        with _transcribed(step.transcript, on_line) as each_line:
+            run(
+                step.argv,
+                log=log,
+                what=step.what,
+                env={**os.environ, **step.env},
+                timeout=step.timeout_seconds,
+                on_line=each_line,
+            )
     except CommandFailed as failure:
         explained = step.output / "error.json"
-        if not explained.exists():
-            raise
-        raise explained_failure(json.loads(explained.read_bytes()), failure) from failure
+        if explained.exists():
+            raise explained_failure(json.loads(explained.read_bytes()), failure) from failure
+        if step.explain is not None and (nearer := step.explain(failure)) is not failure:
+            raise nearer from failure
+        raise
+
+
+@contextmanager
+def _transcribed(file: Path | None, on_line: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    if file is None:
+        yield on_line
+        return
+    with file.open("w", encoding="utf-8") as transcript:
+
+        def each_line(line: str) -> None:
+            transcript.write(line + "\n")
+            on_line(line)
+
+        yield each_line
 
 
 def explained_failure(report: Mapping[str, Any], failure: CommandFailed) -> Exception:
@@ -262,18 +294,22 @@ def program_step(
     name: str | None = None,
     launcher: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    python: Path | None = None,
 ) -> Step:
     """Return the step that runs one of `tasks/programs/`; `jobs.py` there says what the job holds.
 
     The job's `output` and `work` folders are added here. `name` tells two steps of the same program apart; `launcher`
-    stands before the program's own command line.
+    stands before the program's own command line; `python` is the interpreter of another environment than ours.
     """
     name = name or program
     output, job_file = site.work / name / "output", site.work / f"{name}.json"
+    program_argv = command.python_program(program, job_file)
+    if python is not None:
+        program_argv = [str(python), *program_argv[1:]]
     return Step(
         name=name,
         what=what,
-        argv=(*launcher, *command.python_program(program, job_file)),
+        argv=(*launcher, *program_argv),
         timeout_seconds=timeout_seconds,
         output=output,
         job={**job, "output": str(output), "work": str(site.work / name / "work")},

@@ -17,6 +17,7 @@ from tasks.errors import ConfigError, Problem
 from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step, read_json
 from tasks.toolchain.config_pbtxt import (
     BATCH,
+    Accelerator,
     ServedSignature,
     Signature,
     Tensor,
@@ -90,13 +91,22 @@ class Range(Protocol):
 
 
 def model_config(
-    *, model: str, platform: str, signature: Signature, serve: ServeOptions, shapes: Mapping[str, Range]
+    *,
+    model: str,
+    platform: str,
+    signature: Signature,
+    serve: ServeOptions,
+    shapes: Mapping[str, Range],
+    accelerator: Accelerator | None = None,
+    profiles: int = 1,
 ) -> str:
     """The text of `config.pbtxt`, without a version policy.
 
     `platform` is `onnxruntime_onnx` or `tensorrt_plan`; `shapes` are the pipeline's declared axes. With
     `max_batch_size` above 0 the leading `batch` axis is Triton's own and leaves the dims; any other named axis becomes
     -1. A tensor with no axis but `batch` gets dims [1] and a reshape, since Triton's dims cannot be empty.
+    `accelerator` becomes the model's `optimization`; an engine of several optimization profiles lists them all in each
+    instance group, and Triton takes for each request one that fits.
 
     Raises:
         ConfigError: with every problem found: a tensor that has no batch axis in front, or a type, that Triton could
@@ -123,7 +133,12 @@ def model_config(
         batching.max_queue_delay_microseconds = serve.dynamic_batching.max_queue_delay_microseconds
         batching.preferred_batch_size[:] = sorted(serve.dynamic_batching.preferred_batch_size)
     for group in serve.instance_group:
-        config.instance_group.add(count=group.count, kind=pb.ModelInstanceGroup.Kind.Value(group.kind))
+        added = config.instance_group.add(count=group.count, kind=pb.ModelInstanceGroup.Kind.Value(group.kind))
+        if profiles > 1:
+            added.profile[:] = map(str, range(profiles))
+    if accelerator is not None:
+        gpu = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name=accelerator.name)
+        gpu.parameters.update(accelerator.parameters)
     text = print_config(config)
     # What is wrong with a tensor already has its own, nearer words above.
     problems = problems or check(text, signature=signature)
@@ -175,8 +190,14 @@ def _fill(target: Any, tensor: Tensor, kind: str, max_batch_size: int) -> list[P
 
 
 def _parts(pipeline: Pipeline, _identity: Identity) -> KeyParts:
-    platform = kind_of(pipeline).platform
-    return KeyParts(config={"model": pipeline.model, "platform": platform, "serve": keyed(pipeline.serve)})
+    kind = kind_of(pipeline)
+    config: dict[str, Any] = {"model": pipeline.model, "platform": kind.platform, "serve": keyed(pipeline.serve)}
+    accelerator, profiles = kind.accelerator(pipeline), kind.profiles(pipeline)
+    if accelerator is not None:
+        config["accelerator"] = {"name": accelerator.name, "parameters": dict(accelerator.parameters)}
+    if profiles > 1:
+        config["profiles"] = profiles
+    return KeyParts(config=config)
 
 
 def _steps(_site: Site) -> tuple[Step, ...]:
@@ -190,10 +211,30 @@ def _collect(site: Site) -> Built:
         signature=Signature.from_json(read_json(site.materials["engine"] / "signature.json")),
         serve=site.pipeline.serve,
         shapes=site.pipeline.shapes,
+        accelerator=kind_of(site.pipeline).accelerator(site.pipeline),
+        profiles=kind_of(site.pipeline).profiles(site.pipeline),
     )
     site.product.mkdir(parents=True, exist_ok=True)
     (site.product / "config.pbtxt").write_text(text, encoding="utf-8")
     return Built()
+
+
+def _preview(pipeline: Pipeline) -> tuple[str, ...]:
+    """The part of the config that the pipeline file alone decides; the outputs are the export's to tell."""
+    kind, serve = kind_of(pipeline), pipeline.serve
+    lines = [f"platform {kind.platform}, max_batch_size {serve.max_batch_size}"]
+    for name, spec in pipeline.inputs.items():
+        axes = spec.shape[1:] if serve.max_batch_size else spec.shape
+        dims = [axis if isinstance(axis, int) else -1 for axis in axes]
+        lines.append(f"input {name}: {TRITON_TYPES[spec.dtype]} {dims or [1]}")
+    profiles, accelerator = kind.profiles(pipeline), kind.accelerator(pipeline)
+    for group in serve.instance_group:
+        lines.append(
+            f"{group.count} x {group.kind}" + (f" with {profiles} optimization profiles" if profiles > 1 else "")
+        )
+    if accelerator is not None:
+        lines.append(f"execution provider {accelerator.name}: {dict(accelerator.parameters)}")
+    return tuple(lines)
 
 
 STAGE = KeyedStage(
@@ -204,4 +245,5 @@ STAGE = KeyedStage(
     parts=_parts,
     steps=_steps,
     collect=_collect,
+    preview=_preview,
 )

@@ -244,8 +244,8 @@ class Lab:
                     metrics={"offset": number},
                     gates=ask_golden(
                         server.address,
+                        self.pipeline,
                         candidate,
-                        self.pipeline.gates,
                         runtime="staging",
                         work=work,
                         log=work / "log",

@@ -3,20 +3,58 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from tasks.config import EngineConfig, Pipeline
-from tasks.stage import KeyParts, Site, Step
+from pydantic import BeforeValidator, model_validator
+
+from tasks.config import EngineConfig, Keyed, Parity, Pipeline, Placement, PositiveInt, Settings, Text
+from tasks.engines import EngineBase
+from tasks.errors import ConfigError, Problem
+from tasks.stage import Built, KeyParts, Site, Step
+from tasks.toolchain.config_pbtxt import Accelerator
+from tasks.toolchain.triton_releases import TritonRelease, find_release, release_text
+
+
+class Gpu(Settings):
+    """How ONNX Runtime uses the GPU inside Triton."""
+
+    execution_provider: Keyed[Literal["cuda", "tensorrt"]] = "cuda"
+    """`cuda`: ONNX Runtime's own kernels; `tensorrt`: it compiles the graph with TensorRT when the model is loaded, and
+    falls back to CUDA for what TensorRT does not take."""
+    precision: Keyed[Literal["fp32", "fp16"]] = "fp32"
+    """Of the TensorRT provider. fp16 needs a release whose TensorRT still has it as a flag (10.x)."""
+    max_workspace_size_mib: Keyed[PositiveInt | None] = None
+    """Of the TensorRT provider: memory for its kernels; its own default (1 GiB) if left out."""
+    engine_cache: Keyed[Text | None] = None
+    """Of the TensorRT provider: a folder on the server where compiled engines stay, so that only the first load takes
+    minutes."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Gpu:
+        if self.execution_provider == "cuda":
+            given = [name for name in ("max_workspace_size_mib", "engine_cache") if getattr(self, name) is not None]
+            given += ["precision"] if self.precision != "fp32" else []
+            if given:
+                raise ValueError(f"{given[0]} belongs to execution_provider: tensorrt, got cuda")
+        return self
 
 
 class OnnxRuntimeConfig(EngineConfig):
     """The exported graph is served as it is."""
 
     kind: Literal["onnxruntime"]
+    target: Placement[Annotated[str, BeforeValidator(release_text)] | None] = None
+    """The Triton release that serves, such as 26.08: its ONNX Runtime must be able to read the graph's opset."""
+    gpu: Gpu | None = None
+    """How the GPU is used. Triton's defaults if left out: the CUDA kernels where the server has a GPU."""
 
 
-class OnnxRuntimeEngine:
+def _config(pipeline: Pipeline) -> OnnxRuntimeConfig:
+    assert isinstance(pipeline.engine, OnnxRuntimeConfig)
+    return pipeline.engine
+
+
+class OnnxRuntimeEngine(EngineBase):
     """Serves the bytes that the export stage checked; there is nothing to compile."""
 
     Config: ClassVar[type[EngineConfig]] = OnnxRuntimeConfig
@@ -26,11 +64,14 @@ class OnnxRuntimeEngine:
 
     @staticmethod
     def check(pipeline: Pipeline) -> None:
-        """Nothing is needed beside what the export needed."""
+        """Nothing is needed beside what the export needed; the opset must be one that the target reads."""
+        config = _config(pipeline)
+        if config.target is not None:
+            _check(find_release(config.target), opset=pipeline.export.opset_version, ir_version=0)
 
     @staticmethod
     def parts(pipeline: Pipeline) -> KeyParts:
-        """The graph decides alone."""
+        """The graph decides alone: how it is run stands in Triton's config."""
         return KeyParts(config={"kind": pipeline.engine.kind})
 
     @staticmethod
@@ -39,11 +80,60 @@ class OnnxRuntimeEngine:
         return ()
 
     @staticmethod
-    def collect(site: Site) -> None:
+    def collect(site: Site) -> Built:
         """Copy; equal bytes are stored once, so the store does not grow."""
         shutil.copytree(site.materials["export"], site.product, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        return Built()
 
     @staticmethod
-    def evaluations(site: Site, job: Mapping[str, Any], *, timeout_seconds: float) -> tuple[Step, ...]:
-        """None: these bytes are measured as ONNX already."""
-        return ()
+    def tolerance(pipeline: Pipeline) -> Parity:
+        """`gates.parity`, but for the TensorRT provider in fp16."""
+        gpu = _config(pipeline).gpu
+        return Parity(atol=1e-2, rtol=1e-2) if gpu is not None and gpu.precision == "fp16" else pipeline.gates.parity
+
+    @staticmethod
+    def check_graph(pipeline: Pipeline, *, opset: int, ir_version: int) -> None:
+        """Raise `ConfigError` for an opset or IR version that the target's ONNX Runtime does not load."""
+        config = _config(pipeline)
+        if config.target is not None:
+            _check(find_release(config.target), opset=opset, ir_version=ir_version)
+
+    @staticmethod
+    def accelerator(pipeline: Pipeline) -> Accelerator | None:
+        """What Triton's config says of the GPU; the CUDA provider is the backend's default and needs no word."""
+        gpu = _config(pipeline).gpu
+        if gpu is None or gpu.execution_provider == "cuda":
+            return None
+        parameters = {"precision_mode": gpu.precision.upper()}
+        if gpu.max_workspace_size_mib is not None:
+            parameters["max_workspace_size_bytes"] = str(gpu.max_workspace_size_mib << 20)
+        if gpu.engine_cache is not None:
+            parameters |= {"trt_engine_cache_enable": "true", "trt_engine_cache_path": gpu.engine_cache}
+        return Accelerator(name="tensorrt", parameters=parameters)
+
+
+def _check(release: TritonRelease, *, opset: int, ir_version: int) -> None:
+    limits = release.onnxruntime_limits
+    if limits is None:
+        return
+    problems = []
+    if opset > limits[0]:
+        problems.append(
+            Problem(
+                f"opset {opset} is newer than Triton {release.name} reads: its ONNX Runtime "
+                f"{release.onnxruntime} loads up to {limits[0]}",
+                field="export.opset_version",
+                hint=f"set export.opset_version to {limits[0]} or less, or choose a later engine.target",
+            )
+        )
+    if ir_version > limits[1]:
+        problems.append(
+            Problem(
+                f"the graph's IR version {ir_version} is newer than Triton {release.name} reads: its ONNX Runtime "
+                f"{release.onnxruntime} loads up to {limits[1]}",
+                field="engine.target",
+                hint="export with a lower opset_version, or choose a later engine.target",
+            )
+        )
+    if problems:
+        raise ConfigError(*problems)

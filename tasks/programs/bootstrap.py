@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 PACKAGE = "enginehouse_programs"
-PROGRAMS = ("train", "export", "evaluate", "golden", "load")
+PROGRAMS = ("train", "export", "evaluate", "golden", "load", "samples", "scores", "precision", "preflight")
 MENDS = {
     "torch": "pip install torch",
     "onnx": "pip install onnx",
@@ -28,6 +28,8 @@ MENDS = {
     "tritonclient": "pip install 'tritonclient[grpc]'",
     "safetensors": "pip install safetensors",
     "numpy": "pip install numpy",
+    "modelopt": "enginehouse engine setup modelopt",
+    "tensorrt_rtx": "enginehouse engine setup tensorrt-rtx",
 }
 
 

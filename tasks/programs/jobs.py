@@ -1,6 +1,6 @@
 """What goes into each program, and what comes out: the only words that stages and programs share.
 
-    python -I -u bootstrap.py train|export|evaluate job.json
+    python -I -u bootstrap.py train|export|evaluate|samples|scores|precision|preflight job.json
 
 A job is one JSON object. All its paths are absolute. Every program writes into two folders, which it makes if need be:
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-FailureKind = Literal["configuration", "export refused", "training failed", "tool missing", "not ready"]
+FailureKind = Literal["configuration", "export refused", "gate failed", "training failed", "tool missing", "not ready"]
 
 
 class Failure(TypedDict):
@@ -254,6 +254,80 @@ class Report(TypedDict):
     golden: GoldenDifference | None
     slices: dict[str, dict[str, float]]
     """Per slice that the recipe's metric names, what a metric fed with only its rows gave."""
+
+
+class RowsJob(TypedDict):
+    """Which rows of a split are drawn, and how they are put together; see `samples.drawn`."""
+
+    inputs: dict[str, InputSpec]
+    batch_size: int
+    whole_batches: bool
+    """Whether a last batch with fewer rows is left out: for a graph whose batch is a fixed size."""
+
+
+class SamplesJob(RowsJob):
+    """`samples`: rows of the recipe's data as arrays.
+
+    Writes `output/calibration.npz` (of the training split) and `output/check.npz` (of the validation split), each the
+    batches of `rows.write_batches`.
+    """
+
+    recipe: str
+    calibration_rows: int
+    check_rows: int
+    output: str
+    work: str
+
+
+class ScoresJob(RowsJob):
+    """`scores`: the recipe's metric on answers to the rows of `check.npz`.
+
+    Writes `output/report.json`: by the name of the answers, the metric's numbers.
+    """
+
+    recipe: str
+    check_rows: int
+    answers: dict[str, str]
+    """By name, a file of `rows.write_batches` with the outputs for each batch."""
+    output: str
+    work: str
+
+
+class PrecisionJob(TypedDict):
+    """`precision`: a graph in lower precision. Runs in an environment with ModelOpt, or with onnxruntime alone.
+
+    Writes `output/model.onnx` (with `model.onnx.data` beside it if large), `output/signature.json` and
+    `output/report.json`: what was converted, how many nodes, what stays in fp32, and what each layer loses. A graph
+    that differs by more than `parity` is refused as `gate failed`, with the layers that lose most and a list to keep.
+    """
+
+    onnx: str
+    precision: Literal["fp16", "bf16", "int8", "fp8"]
+    quantizer: Literal["modelopt", "onnxruntime"]
+    keep_fp32: Literal["auto"] | list[str]
+    """Nodes that stay as they are; `auto` finds a smallest list."""
+    calibration: str
+    check: str
+    """Files of `samples`. The answers to the latter are left as `work/fp32.npz` and `work/converted.npz`."""
+    parity: Parity
+    output: str
+    work: str
+
+
+class PreflightJob(TypedDict):
+    """`preflight`: compiles a graph with TensorRT-RTX on the CPU. Runs in an environment with tensorrt-rtx.
+
+    Writes `output/report.json`: what was compiled for which target, what that proves and what it does not. A graph that
+    is refused is a failure of the kind `gate failed`, naming the nodes.
+    """
+
+    onnx: str
+    profiles: list[dict[str, dict[str, list[int]]]]
+    """Each by `min`, `opt` and `max`, by input, its sizes."""
+    compute_capability: str | None
+    """Of the GPU that shall serve; the nearest older one that TensorRT-RTX knows stands in for others."""
+    output: str
+    work: str
 
 
 class GoldenJob(TypedDict):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
 from tasks.config import DEPLOY_TARGETS, DeployConfig, Pipeline, load_kind
+from tasks.engines.passport import ServerFacts
 from tasks.events import Listener
 from tasks.home import Home
 from tasks.toolchain.triton_client import Address
@@ -42,6 +43,9 @@ class DeployTarget(Protocol):
 
     def check(self) -> None:
         """Raise `ToolMissing` when this target cannot work here; called before anything is built."""
+
+    def facts(self) -> ServerFacts:
+        """Return what is known of the servers that this target has or would start, as far as an engine cares."""
 
     def observe(self) -> Sequence[Replica]:
         """Return the servers that run now. Cheap: a run in which nothing changed asks it too."""

@@ -18,12 +18,13 @@ from pydantic import Field
 
 from tasks.artifacts.digest import digest_of
 from tasks.config import DeployConfig, Keyed, Pipeline, Placement, Port, PositiveInt, Text
+from tasks.engines.passport import ServerFacts
 from tasks.errors import NotReady
 from tasks.events import Listener, note
 from tasks.home import Home
 from tasks.targets import Replica
 from tasks.targets.process import server_name
-from tasks.toolchain import triton_client
+from tasks.toolchain import probe, triton_client
 from tasks.toolchain.docker_engine import PREFIX, engine, reported, require_image, tail
 from tasks.toolchain.processes import boot_id, find_free_ports, is_free, listener, start_time
 from tasks.toolchain.triton_client import Address
@@ -130,6 +131,12 @@ class DockerTarget:
     def check(self) -> None:
         """Raise `ToolMissing` when there is no engine or no image."""
         require_image(self._config.image)
+
+    def facts(self) -> ServerFacts:
+        """Return this machine's GPUs; the image's version where it says so."""
+        version = require_image(self._config.image).labels.get(f"{PREFIX}triton", "unknown")
+        gpus = [] if self._config.gpus == "none" else [gpu.compute_capability for gpu in probe.gpus()]
+        return ServerFacts.of(f"Triton in {self._config.image}", server_version=version, compute_capabilities=gpus)
 
     def observe(self) -> Sequence[Replica]:
         """Return the containers that run."""

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tasks.config import DeployConfig, Keyed, Listed, Pipeline, Placement, Port, Settings, Text
+from tasks.engines.passport import ServerFacts
 from tasks.events import Listener
 from tasks.home import Home
 from tasks.targets import Replica
@@ -59,6 +60,14 @@ class ExistingTarget:
     def check(self) -> None:
         """Raise `ToolMissing` when there is no Triton for staging on this machine."""
         triton.find_installation()
+
+    def facts(self) -> ServerFacts:
+        """Return the version that the first one tells; which GPUs they have is not known here."""
+        found = self.observe()
+        version = str(triton_client.server_metadata(found[0].address)["version"]) if found else "unknown"
+        return ServerFacts.of(
+            "the Triton servers of `deploy.endpoints`", server_version=version, compute_capabilities=[]
+        )
 
     def observe(self) -> Sequence[Replica]:
         """Return those that answer."""

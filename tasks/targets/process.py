@@ -11,11 +11,12 @@ from pydantic import Field
 
 from tasks.artifacts.digest import digest_of
 from tasks.config import DeployConfig, Keyed, Pipeline, Placement, Port, Text
+from tasks.engines.passport import ServerFacts
 from tasks.errors import NotReady
 from tasks.events import Listener
 from tasks.home import Home
 from tasks.targets import Replica
-from tasks.toolchain import triton
+from tasks.toolchain import probe, triton
 from tasks.toolchain.command import last_lines
 from tasks.toolchain.triton import ServerRecord
 
@@ -57,6 +58,14 @@ class ProcessTarget:
     def check(self) -> None:
         """Raise `ToolMissing` when there is no Triton server that could be started."""
         triton.find_installation()
+
+    def facts(self) -> ServerFacts:
+        """Return the TensorRT of the Triton that would be started, by its version, and this machine's GPUs."""
+        return ServerFacts.of(
+            "the Triton server on this machine",
+            server_version=triton.find_installation().version,
+            compute_capabilities=[gpu.compute_capability for gpu in probe.gpus()],
+        )
 
     def observe(self) -> Sequence[Replica]:
         """Return the recorded server, if it lives."""

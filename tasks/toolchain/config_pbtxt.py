@@ -56,6 +56,17 @@ class Signature:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """A GPU execution provider that Triton's onnxruntime backend shall use before its own CUDA kernels."""
+
+    name: str
+    """`tensorrt`."""
+    parameters: Mapping[str, str]
+    """Such as `precision_mode: FP16`, `trt_engine_cache_enable: true`, `max_workspace_size_bytes`; texts all of them
+    (README of triton-inference-server/onnxruntime_backend)."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ServedTensor:
     """One input or output as a client sees it."""

@@ -326,7 +326,7 @@ def test_set_mends_what_is_wrong_in_the_file(folder: Path) -> None:
 
 def test_setting_another_kind_drops_the_old_kinds_fields_in_whatever_order(folder: Path) -> None:
     file = edited(folder, "{kind: onnxruntime}", "{kind: tensorrt, precision: fp16}")
-    assert keyed(load(file, ["engine.kind=onnxruntime"]).engine) == {"kind": "onnxruntime"}
+    assert keyed(load(file, ["engine.kind=onnxruntime"]).engine) == {"kind": "onnxruntime", "gpu": None}
     swapped = load(folder / "pipeline.yaml", ["engine.precision=fp16", "engine.kind=tensorrt"])
     assert keyed(swapped.engine) == keyed(load(file).engine)
     assert keyed(load(file, ["engine.kind=tensorrt"]).engine) == keyed(load(file).engine)

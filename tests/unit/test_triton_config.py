@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tasks.config import AxisRange, DynamicBatching, InstanceGroup, Pipeline, Serve
 from tasks.errors import ConfigError
 from tasks.stage import Identity, Site
-from tasks.toolchain.config_pbtxt import HEADER, is_ours, listed_versions
+from tasks.toolchain.config_pbtxt import HEADER, Accelerator, is_ours, listed_versions
 from tasks.triton_config import STAGE, Signature, check, model_config, signature_of, with_versions
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "triton_config"
@@ -37,12 +37,23 @@ def signature(inputs, outputs) -> Signature:
     return Signature.from_json({"inputs": side(inputs), "outputs": side(outputs), "opset": 20, "ir_version": 10})
 
 
-def case(inputs=(IMAGE,), outputs=(LOGITS,), *, platform="onnxruntime_onnx", shapes=None, **serve):
+def case(
+    inputs=(IMAGE,),
+    outputs=(LOGITS,),
+    *,
+    platform="onnxruntime_onnx",
+    shapes=None,
+    accelerator=None,
+    profiles=1,
+    **serve,
+):
     return {
         "platform": platform,
         "signature": signature(inputs, outputs),
         "serve": Serve(**serve),
         "shapes": BATCH if shapes is None else shapes,
+        "accelerator": accelerator,
+        "profiles": profiles,
     }
 
 
@@ -73,6 +84,35 @@ CASES = {
     ),
     "tensorrt_plan": case(
         platform="tensorrt_plan", max_batch_size=32, instance_group=(InstanceGroup(count=1, kind="KIND_GPU"),)
+    ),
+    # TensorRT keeps int64 since 10, and every dynamic axis but the batch is open within the profiles.
+    "tensorrt_sequences": case(
+        [("tokens", "int64", ["batch", "length"]), ("mask", "bool", ["batch", "length"])],
+        [("pooled", "float32", ["batch", 16]), ("states", "float16", ["batch", "length", 16])],
+        platform="tensorrt_plan",
+        shapes=BATCH | {"length": AxisRange(min=1, opt=16, max=64)},
+        max_batch_size=32,
+        dynamic_batching=DynamicBatching(max_queue_delay_microseconds=100),
+    ),
+    "tensorrt_profiles": case(
+        platform="tensorrt_plan",
+        max_batch_size=32,
+        instance_group=(InstanceGroup(count=2, kind="KIND_GPU"),),
+        profiles=3,
+    ),
+    "onnxruntime_on_gpu": case(max_batch_size=32, instance_group=(InstanceGroup(count=1, kind="KIND_GPU"),)),
+    "onnxruntime_with_tensorrt": case(
+        max_batch_size=32,
+        instance_group=(InstanceGroup(count=1, kind="KIND_GPU"),),
+        accelerator=Accelerator(
+            name="tensorrt",
+            parameters={
+                "precision_mode": "FP16",
+                "max_workspace_size_bytes": "4294967296",
+                "trt_engine_cache_enable": "true",
+                "trt_engine_cache_path": "/var/cache/triton",
+            },
+        ),
     ),
 }
 

@@ -1,0 +1,163 @@
+"""An engine's passport: what built it and for what, and whether a server may load it."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts.digest import hash_file
+from tasks.toolchain.triton_releases import TritonRelease, release_of_server
+from tasks.toolchain.trtexec import PlanHeader, TrtexecOutput, parse_version, version_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFacts:
+    """What is known of a server that an engine shall go to; `None` where nobody could tell."""
+
+    where: str
+    """For a person: `the server at 127.0.0.1:8000 (Triton 2.72.0)`."""
+    tensorrt: str | None = None
+    compute_capabilities: tuple[str, ...] | None = None
+    """Of the GPUs that it uses; empty for a server without one."""
+
+    @classmethod
+    def of(cls, where: str, *, server_version: str, compute_capabilities: Sequence[str] | None) -> ServerFacts:
+        """From Triton's own version (`2.72.0`), by the table of releases."""
+        release = release_of_server(server_version)
+        tensorrt = None if release is None or release.tensorrt is None else version_text(release.tensorrt)
+        return cls(
+            where=f"{where} (Triton {server_version})",
+            tensorrt=tensorrt,
+            compute_capabilities=None if compute_capabilities is None else tuple(compute_capabilities),
+        )
+
+
+def mismatches(passport: Mapping[str, Any], server: ServerFacts) -> list[str]:
+    """Why `server` could not load the engine; empty if nothing known speaks against it. Both sides are named.
+
+    What is not known of the server is not held against it: the staging server loads the engine before it is released.
+    """
+    found = []
+    built, version_compatible = passport["tensorrt"], passport["version_compatible"]
+    if server.tensorrt is not None and built != server.tensorrt:
+        ours, theirs = parse_version(built), parse_version(server.tensorrt)
+        if not version_compatible:
+            found.append(f"the engine was built by TensorRT {built}, and {server.where} carries {server.tensorrt}")
+        elif ours[0] != theirs[0] or ours > theirs:
+            found.append(
+                f"the engine was built by TensorRT {built} to load in later {ours[0]}.x, "
+                f"and {server.where} carries {server.tensorrt}"
+            )
+    capability, level = passport["compute_capability"], passport["hardware_compatibility"]
+    for theirs_capability in server.compute_capabilities or ():
+        if theirs_capability != capability and not (level == "ampere+" and _number(theirs_capability) >= (8, 0)):
+            reach = " with hardware compatibility ampere+" if level == "ampere+" else ""
+            found.append(
+                f"the engine was built for compute capability {capability}{reach} ({passport['gpu'] or 'no name'}), "
+                f"and a GPU of {server.where} has {theirs_capability}"
+            )
+    if server.compute_capabilities == ():
+        found.append(f"the engine needs a GPU of compute capability {capability}, and {server.where} has no GPU")
+    return found
+
+
+def _number(capability: str) -> tuple[int, int]:
+    major, _, minor = capability.partition(".")
+    return int(major), int(minor)
+
+
+def make_passport(
+    *,
+    header: PlanHeader | None,
+    output: TrtexecOutput,
+    gpu: Mapping[str, str],
+    release: TritonRelease | None,
+    image: str | None,
+    precision: str,
+    strongly_typed: bool,
+    profiles: Sequence[Mapping[str, Any]],
+    hardware_compatibility: str,
+    version_compatible: bool,
+    layers: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The passport as it stands in the build record's details."""
+    version = header.tensorrt if header is not None else output.version
+    return {
+        "tensorrt": None if version is None else version_text(version),
+        "plan": None if header is None else header.to_json(),
+        "compute_capability": output.device.get("compute_capability") or gpu.get("compute_capability"),
+        "gpu": output.device.get("gpu") or gpu.get("gpu"),
+        "driver": gpu.get("driver"),
+        "cuda": None if release is None else release.cuda,
+        "triton_release": None if release is None else release.name,
+        "image": image,
+        "precision": precision,
+        "strongly_typed": strongly_typed,
+        "profiles": list(profiles),
+        "hardware_compatibility": hardware_compatibility,
+        "version_compatible": version_compatible,
+        "layers": layers,
+        "warnings": list(output.warnings),
+    }
+
+
+def layer_summary(information: Mapping[str, Any]) -> dict[str, Any]:
+    """How many layers there are of each type, and in which data types they answer, from `--exportLayerInfo`.
+
+    With less than detailed verbosity a layer is only its name.
+    """
+    layers = information.get("Layers") or []
+    kinds: Counter[str] = Counter()
+    types: Counter[str] = Counter()
+    for layer in layers:
+        if not isinstance(layer, Mapping):
+            continue
+        kinds[str(layer.get("LayerType", "unknown"))] += 1
+        for output in layer.get("Outputs") or []:
+            words = str(output.get("Format/Datatype", "")).split()
+            types[words[0] if words else "unknown"] += 1
+    return {
+        "count": len(layers),
+        "by_type": dict(sorted(kinds.items())),
+        "outputs_by_datatype": dict(sorted(types.items())),
+    }
+
+
+def reproduce_script(command: Sequence[str], *, onnx: Path, plan: Path, what: str) -> str:
+    """A shell script that runs the very command again on a copy of the graph.
+
+    The graph is checked by its digest first, since a plan tells nothing of what it was built from.
+    """
+    lines = [
+        "#!/bin/sh",
+        f"# Builds {what} again.",
+        "# usage: reproduce.sh PATH/TO/model.onnx (files with external weights beside it)   the plan: ./model.plan",
+        "set -eu",
+        'onnx=$(realpath "$1")',
+        'plan=$(realpath -m "${2:-model.plan}")',
+        f'echo "{hash_file(onnx).hex}  $onnx" | sha256sum --check --quiet',
+        " ".join(_replaced(argument, onnx, plan) for argument in command),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _replaced(argument: str, onnx: Path, plan: Path) -> str:
+    """Quoted for the shell; the paths of the store and the work folder become the script's own."""
+    for path, variable in ((onnx, "onnx"), (plan, "plan")):
+        if str(path) in argument:
+            before, after = argument.split(str(path), 1)
+            return f'{_quoted(before)}"${variable}"{_quoted(after)}'
+    for path, variable in ((onnx.parent, "onnx"), (plan.parent, "plan")):
+        if argument.startswith(f"--volume={path}:"):
+            after = ":ro" if argument.endswith(":ro") else ""
+            return f'"--volume=$(dirname "${variable}"):$(dirname "${variable}"){after}"'
+    return shlex.quote(argument)
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text) if text else ""

@@ -1,0 +1,41 @@
+"""`trtexec`, TensorRT's command-line builder: its options per version, its command line, its output, its failures.
+
+    options.py     which option each version has: a table with the source of every line
+    command.py     the typed request, and the command line that it becomes
+    output.py      what a log says: the version, the outcome, sizes and times
+    failures.py    the known failures, each with what to do
+    plan_file.py   the header of a plan, readable without a GPU
+    place.py       where it runs: a program on this machine, or inside NVIDIA's image
+
+Nothing in here starts a process: the engine kind `tensorrt` does, through its stage.
+"""
+
+from tasks.toolchain.trtexec.command import (
+    BuildRequest,
+    OptimizationProfile,
+    Precision,
+    carried_by_graph,
+    profile_of,
+    trtexec_command,
+)
+from tasks.toolchain.trtexec.options import Option, Version, flag_problem, parse_version, version_text
+from tasks.toolchain.trtexec.output import TrtexecOutput, read_output
+from tasks.toolchain.trtexec.plan_file import PlanHeader, read_plan_header
+
+__all__ = [
+    "BuildRequest",
+    "OptimizationProfile",
+    "Option",
+    "PlanHeader",
+    "Precision",
+    "TrtexecOutput",
+    "Version",
+    "carried_by_graph",
+    "flag_problem",
+    "parse_version",
+    "profile_of",
+    "read_output",
+    "read_plan_header",
+    "trtexec_command",
+    "version_text",
+]
