@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import deploy, engine, export, precision, preflight, publish, train, triton_config, validate, verify
-from tasks.artifacts.code import recipe_code
+from tasks.artifacts.code import recipe_code, script_code
 from tasks.artifacts.key import differences
 from tasks.artifacts.record import ArtifactRef
 from tasks.artifacts.store import ArtifactStore
@@ -76,6 +76,8 @@ class Job:
     home: Home
     store: ArtifactStore
     selection: Selection
+    given: Mapping[str, ArtifactRef]
+    """Materials that were there before the run, by name."""
     overrides: Sequence[str] = ()
     """What `--set` changed in the pipeline file."""
     override: str | None = None
@@ -87,8 +89,8 @@ class Job:
         return tuple(stage for stage in KEYED if stage.applies(self.pipeline))
 
     def materials_of(self, stage: KeyedStage) -> tuple[str, ...]:
-        """The names of a stage's materials that this pipeline makes."""
-        made = {other.name for other in self.stages}
+        """The names of a stage's materials that this pipeline makes, or that were there before."""
+        made = {other.name for other in self.stages} | self.given.keys()
         return tuple(name for name in stage.materials if name in made)
 
 
@@ -102,13 +104,22 @@ def open_job(
     identity = Identity(
         code=recipe_code(pipeline.recipe_file, pipeline.recipe_attribute),
         data=data_identity(pipeline, store.data_digest),
+        script=None if pipeline.train.script is None else script_code(pipeline.folder / pipeline.train.script),
     )
+    start = train.starting_point(pipeline, store)
+    if start is None and pipeline.train.start_from is not None:
+        note(
+            listener,
+            f"train.start_from: {pipeline.name} has no champion yet; training starts from the recipe's weights",
+        )
+    given = {} if start is None else {train.START: start}
     return Job(
         pipeline=pipeline,
         identity=identity,
         home=home,
         store=store,
         selection=selection,
+        given=given,
         overrides=tuple(overrides),
         override=override,
     )
@@ -144,7 +155,7 @@ class Prospect:
 def survey(job: Job) -> list[Prospect]:
     """Ask the store about every keyed stage that the run covers; writes nothing."""
     prospects: list[Prospect] = []
-    products: dict[str, ArtifactRef] = {}
+    products = dict(job.given)
     for stage in job.stages:
         if not job.selection.covers(stage.name):
             break

@@ -17,7 +17,6 @@ from flows.chain import Job, Selection, open_job, run_stage
 from flows.release import Served, run_release
 from flows.report import markdown, report_of
 from tasks import validate
-from tasks.artifacts.record import ArtifactRef
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
 from tasks.stage import Outcome
@@ -58,7 +57,7 @@ def train_to_deploy(
     selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
     job = open_job(pipeline, overrides, selection, listener, override=override)
     check_tools(job)
-    products: dict[str, ArtifactRef] = {}
+    products = dict(job.given)
     outcomes: list[Outcome] = []
     for stage in job.stages:
         if job.selection.covers(stage.name):

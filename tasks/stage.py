@@ -34,6 +34,8 @@ class Identity:
     code: RecipeCode
     data: Any
     """Per name of the pipeline file's `data`, what identifies its bytes."""
+    script: Any = None
+    """The same as `code`, of a training program of the user's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,11 @@ class Step:
     """Written to `job_file` before the start."""
     job_file: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    grace_seconds: float = 10.0
+    """How long it may go on after it was asked to end."""
+    after_failure: Callable[[CommandFailed], str | None] | None = None
+    """Asked when the child failed: why it shall be started again, or None where the failure stands. May raise an error
+    that explains it better."""
     transcript: Path | None = None
     """A file that gets this step's lines alone, for whoever reads them afterwards; the log gets them anyway."""
     explain: Callable[[CommandFailed], Exception] | None = field(default=None, compare=False)
@@ -93,6 +100,8 @@ class Built:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    byproducts: Mapping[str, Path] = field(default_factory=dict)
+    """Kept with the record, by name; no part of the content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +114,7 @@ class KeyedStage:
     reproducible: bool
     """Whether equal keys give equal bytes; a rebuild that differs is then an error, else a note."""
     materials: tuple[str, ...]
-    """The stages whose content this one takes."""
+    """The stages whose content this one takes, of those that the pipeline has; or what was there before the run."""
     parts: Callable[[Pipeline, Identity], KeyParts]
     steps: Callable[[Site], tuple[Step, ...]]
     """The child processes, in order; a pure function, so that a plan can show what would run."""
@@ -205,6 +214,7 @@ def find_or_build(
             commands=[list(step.argv) for step in steps],
             metrics=dict(built.metrics),
             details=dict(built.details),
+            byproducts=dict(built.byproducts),
         )
     return Outcome(
         stage=stage.name,
@@ -216,10 +226,18 @@ def find_or_build(
 
 
 def run_step(step: Step, *, log: Path, on_line: Callable[[str], None], run: command.Runner = command.run) -> None:
-    """Run one child process; a failure that its program explains is raised as the error that it names."""
+    """Run one child process, again where its step says so after a failure.
+
+    A failure that its program explains is raised as the error that it names.
+    """
+    while (again := _run_once(step, log=log, on_line=on_line, run=run)) is not None:
+        on_line(f"{step.what} goes on: {again}")
+
+
+def _run_once(step: Step, *, log: Path, on_line: Callable[[str], None], run: command.Runner) -> str | None:
     if step.output.exists():
         shutil.rmtree(step.output)
-    for folder in (step.output, *step.makes):
+    for folder in (step.output, Path(step.job["work"]), *step.makes):
         folder.mkdir(parents=True, exist_ok=True)
     # Not canonical JSON: that sorts, and a graph has its inputs in the order in which the job names them.
     step.job_file.write_text(json.dumps(dict(step.job), indent=1) + "\n")
@@ -232,14 +250,19 @@ def run_step(step: Step, *, log: Path, on_line: Callable[[str], None], run: comm
                 env={**os.environ, **step.env},
                 timeout=step.timeout_seconds,
                 on_line=each_line,
+                grace=step.grace_seconds,
             )
     except CommandFailed as failure:
+        again = step.after_failure(failure) if step.after_failure is not None else None
+        if again is not None:
+            return again
         explained = step.output / "error.json"
         if explained.exists():
             raise explained_failure(json.loads(explained.read_bytes()), failure) from failure
         if step.explain is not None and (nearer := step.explain(failure)) is not failure:
             raise nearer from failure
         raise
+    return None
 
 
 @contextmanager
@@ -293,13 +316,17 @@ def program_step(
     timeout_seconds: float,
     name: str | None = None,
     launcher: Sequence[str] = (),
+    script: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
     python: Path | None = None,
+    grace_seconds: float = 10.0,
+    after_failure: Callable[[CommandFailed], str | None] | None = None,
 ) -> Step:
     """Return the step that runs one of `tasks/programs/`; `jobs.py` there says what the job holds.
 
     The job's `output` and `work` folders are added here. `name` tells two steps of the same program apart; `launcher`
     stands before the program's own command line; `python` is the interpreter of another environment than ours.
+    `script`, a Python file of the user's with its arguments, takes the program's place.
     """
     name = name or program
     output, job_file = site.work / name / "output", site.work / f"{name}.json"
@@ -309,12 +336,14 @@ def program_step(
     return Step(
         name=name,
         what=what,
-        argv=(*launcher, *program_argv),
+        argv=(*launcher, *(program_argv if script is None else script)),
         timeout_seconds=timeout_seconds,
         output=output,
         job={**job, "output": str(output), "work": str(site.work / name / "work")},
         job_file=job_file,
         env=env or {},
+        grace_seconds=grace_seconds,
+        after_failure=after_failure,
     )
 
 

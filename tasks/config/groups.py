@@ -74,27 +74,104 @@ class Input(Settings):
     """Every dimension in order: the name of an axis of `shapes`, or a fixed size. The axis `batch` comes first."""
 
 
+class Monitor(Settings):
+    """Which epoch's weights become the product (without it the last one's), and when training ends early."""
+
+    metric: Keyed[MetricName]
+    """What is watched on the validation data: a name that the recipe's metric gives, or `loss`."""
+    mode: Keyed[Literal["max", "min"]] = "max"
+    """Whether more or less is better."""
+    patience: Keyed[PositiveInt | None] = None
+    """Training ends after so many epochs without improvement; never early if left out."""
+    min_delta: Keyed[Annotated[float, Field(ge=0)]] = 0.0
+    """By how much an epoch must be better to count as an improvement."""
+
+
+class Checkpoint(Settings):
+    """When a state is written from which an interrupted training goes on. Does not change the result."""
+
+    every_steps: Placement[PositiveInt | None] = None
+    """Optimizer steps between two checkpoints."""
+    every_minutes: Placement[Annotated[float, Field(gt=0)] | None] = 10.0
+    """Minutes between two checkpoints."""
+    keep: Placement[PositiveInt] = 2
+    """How many stay; older ones are removed."""
+    asynchronous: Placement[bool] = True
+    """Written while training goes on."""
+
+
+class Tracker(Settings):
+    """Where training's metrics go beside the run's own file."""
+
+    kind: Placement[Literal["tensorboard", "mlflow", "wandb"]]
+    """Each is an optional extra of the same name: `pip install 'enginehouse[tensorboard]'`."""
+    folder: Placement[PathText] = "trackers"
+    """Where it writes, in a folder of the kind's name, relative to the pipeline file."""
+
+
+class Profile(Settings):
+    """A trace of torch's profiler, kept beside the build's log."""
+
+    steps: Placement[Annotated[Listed[PositiveInt], Field(min_length=2, max_length=2)]]
+    """The first and the last step that are profiled, on the first process."""
+
+
 class Train(Settings):
     """Training, by torchrun."""
 
+    script: Keyed[PathText | None] = None
+    """A training program of your own, relative to the pipeline file, instead of the built-in one (docs/training.md)."""
+    args: Keyed[Listed[Text]] = ()
+    """Its arguments."""
+    start_from: Placement[Text | None] = None
+    """Weights to start from: `champion`, or a trained artifact such as `digits/train@3`. Its bytes are a material, and
+    count as one; its name does not."""
     strategy: Keyed[Literal["ddp"]] = "ddp"
     """How the processes share the work: `ddp`, every process holds the whole model."""
     nnodes: Keyed[Literal[1]] = 1
     """Machines. One for now."""
     nproc_per_node: Keyed[PositiveInt] = 1
     """Processes on each machine: one per GPU, or a few on a CPU."""
-    precision: Keyed[Literal["fp32"]] = "fp32"
-    """The arithmetic of the training step. `fp32` for now."""
+    device: Keyed[Literal["cpu", "cuda"]] = "cpu"
+    """Where it computes. With `cuda` each process takes a GPU."""
+    precision: Keyed[Literal["fp32", "bf16-mixed", "fp16-mixed"]] = "fp32"
+    """The arithmetic of the training step. Weights are fp32 in any case; fp16 comes with gradient scaling."""
+    compile: Keyed[bool] = False
+    """Compile the model with `torch.compile`: slow to start, then faster."""
     max_epochs: Keyed[PositiveInt] = 10
     """Passes over the training data."""
     batch_size: Keyed[PositiveInt] = 64
-    """Samples in one step over all processes together; a multiple of `nnodes * nproc_per_node`."""
+    """Samples in one optimizer step over all processes and micro-batches together; a multiple of both numbers."""
+    gradient_accumulation_steps: Keyed[PositiveInt] = 1
+    """Micro-batches that one optimizer step is cut into: less memory, the same result but for rounding."""
+    max_grad_norm: Keyed[Annotated[float, Field(gt=0)] | None] = None
+    """Gradients are scaled down to this norm where theirs is larger."""
     learning_rate: Keyed[Annotated[float, Field(gt=0)] | None] = None
     """The step of the built-in AdamW, 1e-3 if left out. Leave it out where the recipe brings its own optimizer."""
     seed: Keyed[Annotated[int, Field(ge=0, lt=2**32)]] = 0
     """Seeds weights, order and augmentation. The same seed gives the same weights."""
     num_threads: Keyed[PositiveInt] = 1
     """CPU threads of each process. Keyed, since sums of floats depend on how they are split."""
+    monitor: Monitor | None = None
+    """Which epoch's weights become the product, and when training ends early."""
+    num_workers: Placement[Annotated[int, Field(ge=0)]] = 0
+    """Processes that load data ahead, for each training process. 0: it loads its own."""
+    checkpoint: Checkpoint = Checkpoint()
+    """When a state is written from which an interrupted training goes on."""
+    max_restarts: Placement[Annotated[int, Field(ge=0)]] = 3
+    """How often training goes on from its last checkpoint by itself after a process died, until it fails."""
+    collective_timeout_seconds: Placement[Annotated[float, Field(gt=0)]] = 600.0
+    """How long the processes wait for one of them before it is named and ended."""
+    preemption_signal: Placement[Literal["USR1", "USR2", "INT"] | None] = None
+    """A signal that announces the machine's end, beside SIGTERM: training writes a checkpoint and ends."""
+    preemption_grace_seconds: Placement[Annotated[float, Field(gt=0)]] = 30.0
+    """How long a training that is asked to end may take to write its checkpoint."""
+    log_every_steps: Placement[PositiveInt] = 50
+    """Optimizer steps between two lines of metrics."""
+    trackers: Placement[Listed[Tracker]] = ()
+    """Where training's metrics go beside the run's own file."""
+    profile: Placement[Profile | None] = None
+    """A trace of torch's profiler, kept beside the build's log."""
     timeout_minutes: Placement[Annotated[float, Field(gt=0)]] = 24 * 60.0
     """The training is stopped after this long."""
 

@@ -114,12 +114,29 @@ def contradictions(pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], 
     """Fields that are each right and do not fit together: the place to mend, and what is wrong, naming both fields."""
     yield from _axes(pipeline)
     yield from _batching(pipeline)
-    if pipeline.train.batch_size % pipeline.world_size:
+    yield from _training(pipeline)
+
+
+def _training(pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    train, size = pipeline.train, pipeline.world_size
+    if train.batch_size % size:
         yield (
             ("train", "batch_size"),
-            f"{pipeline.train.batch_size} cannot be split evenly over the {pipeline.world_size} processes of "
-            f"train.nproc_per_node: expected a multiple of {pipeline.world_size}",
+            f"{train.batch_size} cannot be split evenly over the {size} processes of "
+            f"train.nproc_per_node: expected a multiple of {size}",
         )
+    elif train.batch_size % (size * train.gradient_accumulation_steps):
+        yield (
+            ("train", "batch_size"),
+            f"{train.batch_size} cannot be split evenly over the {size} processes of train.nproc_per_node and the "
+            f"{train.gradient_accumulation_steps} micro-batches of train.gradient_accumulation_steps: "
+            f"expected a multiple of {size * train.gradient_accumulation_steps}",
+        )
+    if train.args and train.script is None:
+        yield ("train", "args"), "only a program of your own takes arguments: expected train.script beside it"
+    if train.profile is not None and train.profile.steps[0] > train.profile.steps[1]:
+        first, last = train.profile.steps
+        yield ("train", "profile", "steps"), f"expected the first step before the last, got {first} and {last}"
 
 
 def _axes(pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:

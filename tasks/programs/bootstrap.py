@@ -1,4 +1,6 @@
-"""Starts one program of this folder in a child process: `python -I -u bootstrap.py train|export|evaluate job.json`.
+"""Starts one program of this folder in a child process.
+
+    python -I -u bootstrap.py train|curves|export|evaluate job.json
 
 Started by its path in isolated mode, so neither the current folder nor ours is on `sys.path`. The programs are loaded
 as the package `enginehouse_programs`, a name that no user has a folder for; the recipe's folder alone is put first on
@@ -19,7 +21,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 PACKAGE = "enginehouse_programs"
-PROGRAMS = ("train", "export", "evaluate", "golden", "load", "samples", "scores", "precision", "preflight")
+PROGRAMS = (
+    "train", "curves", "export", "evaluate", "golden", "load", "samples", "scores", "precision", "preflight",
+)  # fmt: skip
 MENDS = {
     "torch": "pip install torch",
     "onnx": "pip install onnx",
@@ -51,10 +55,7 @@ def load_programs() -> ModuleType:
 
 def run(program: str, job: dict[str, Any]) -> int:
     """Run one program; returns the exit status after writing `error.json` for what a user can mend."""
-    # cuBLAS reads it when it is loaded; without it no matrix product on a GPU is deterministic.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Read at its import: without it ONNX Runtime 1.32 sends telemetry, and writes into the user's home for it.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    prepare_environment()
     load_programs()
     failures = importlib.import_module(f"{PACKAGE}.failures")
     try:
@@ -65,6 +66,14 @@ def run(program: str, job: dict[str, Any]) -> int:
         print(f"{failure.kind}: {failure}", file=sys.stderr, flush=True)  # noqa: T201 - the log is this program's output
         return 1
     return 0
+
+
+def prepare_environment() -> None:
+    """Set what libraries read when they are loaded."""
+    # cuBLAS: without it no matrix product on a GPU is deterministic.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Without it ONNX Runtime 1.32 sends telemetry, and writes into the user's home for it.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def load_main(program: str, failures: ModuleType) -> Any:
@@ -102,11 +111,17 @@ def run_rank(program: str, job: dict[str, Any]) -> NoReturn:
     destructor joins a thread while it holds Python's lock, and that thread may want the lock to free a tensor: a
     deadlock, seen in one of fifteen runs.
     """
+    load_programs()
+    ranks = importlib.import_module(f"{PACKAGE}.rank_failures")
+    if ranks.restart_is_vain(Path(job["output"])):
+        os._exit(1)
     try:
-        status = run(program, job)
-    except BaseException:  # noqa: BLE001 - also of an interrupt: whatever it is, it must not reach the orderly end
+        prepare_environment()
+        load_main(program, importlib.import_module(f"{PACKAGE}.failures"))(job)
+        status = 0
+    except BaseException as error:  # noqa: BLE001 - also of an interrupt: it must not reach the orderly end
         traceback.print_exc()
-        status = 1
+        status = ranks.record(error, job)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .jobs import Failure, FailureKind
 
+OUT_OF_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|not enough memory", re.IGNORECASE)
 PROGRAMS = Path(__file__).resolve().parent
 
 
@@ -144,6 +145,11 @@ def users_failure(error: BaseException, what: str, folder: Path, *, hint: str | 
     return ProgramFailed("configuration", "\n".join([message, *lines]), hint=hint, place=places[-1] if places else None)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the host or of a GPU; torch has several words for it."""
+    return isinstance(error, MemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
+
+
 @contextmanager
 def users_code(what: str, folder: Path, *, always: bool = True, hint: str | None = None) -> Iterator[None]:
     """Turn what the user's code raises into a failure of the kind `configuration`.
@@ -156,6 +162,6 @@ def users_code(what: str, folder: Path, *, always: bool = True, hint: str | None
     except ProgramFailed:
         raise
     except (Exception, SystemExit) as error:
-        if not always and not places_within(error, folder):
+        if not always and (is_out_of_memory(error) or not places_within(error, folder)):
             raise
         raise users_failure(error, what, folder, hint=hint) from error

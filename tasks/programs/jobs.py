@@ -1,23 +1,29 @@
 """What goes into each program, and what comes out: the only words that stages and programs share.
 
-    python -I -u bootstrap.py train|export|evaluate|samples|scores|precision|preflight job.json
+    python -I -u bootstrap.py train|curves|export|evaluate|samples|scores|precision|preflight job.json
 
 A job is one JSON object. All its paths are absolute. Every program writes into two folders, which it makes if need be:
 
 - `output` takes products: their bytes depend on the job alone, so they hold no times, no absolute paths, no host names;
-- `work` takes the rest: `notes.json` (`Notes`: seconds and warnings), later also checkpoints.
+- `work` takes the rest: `notes.json` (`Notes`: seconds and warnings), and what training keeps to go on from. It is
+  the same folder when the same job is run again.
 
 A program that succeeds ends with status 0. One that fails for a reason that a user can mend writes `output/error.json`
-(`Failure`), prints the same text last on stderr, and ends with status 1; of several ranks the first one to fail writes
-it. Status 1 without that file is an error of programming, or of the machine: the log holds its traceback.
+(`Failure`), prints the same text last on stderr, and ends with status 1. Status 1 without that file is an error of
+programming, or of the machine: the log holds its traceback. Of several ranks each one that fails writes
+`output/failures/<attempt>-<rank>.json` (`RankFailure`); `error.json`, of the first one, is written only for what would
+fail again the same way, and keeps restarted workers from trying. A rank that was asked to stop, and has written a
+checkpoint, ends with status 75 (EX_TEMPFAIL) and a failure of the kind `preempted`.
 Long work prints lines `::progress {"done": 3, "total": 20, …}` (`Progress`).
 """
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
-FailureKind = Literal["configuration", "export refused", "gate failed", "training failed", "tool missing", "not ready"]
+FailureKind = Literal[
+    "configuration", "export refused", "gate failed", "training failed", "tool missing", "not ready", "preempted"
+]
 
 
 class Failure(TypedDict):
@@ -38,6 +44,18 @@ class Failure(TypedDict):
     """The rank that failed, in training."""
 
 
+class RankFailure(Failure):
+    """`output/failures/<attempt>-<rank>.json`."""
+
+    symptom: bool
+    """Whether this rank only noticed that another one is missing."""
+    suspect: int | None
+    """For a symptom: the rank that was missing, where it is known."""
+    suspect_pid: int | None
+    time: float
+    """Seconds since the epoch."""
+
+
 class Progress(TypedDict):
     """The JSON behind `::progress `."""
 
@@ -55,6 +73,8 @@ class Notes(TypedDict):
     warnings: list[str]
     environment: dict[str, str]
     """What really ran: `torch`, `device`, `world_size`, `threads`, `onnxruntime`..."""
+    facts: dict[str, Any]
+    """Further numbers, such as `checkpoints` and `usage` of a training."""
 
 
 class InputSpec(TypedDict):
@@ -74,17 +94,56 @@ class Range(TypedDict):
     max: int
 
 
+class Monitor(TypedDict):
+    """Which epoch's weights are kept, and when to stop."""
+
+    metric: str
+    """A name that the recipe's metric gives, or `loss`: both on the validation data."""
+    mode: Literal["max", "min"]
+    patience: int | None
+    """Epochs without improvement after which training ends; None: it never ends early."""
+    min_delta: float
+    """What counts as an improvement."""
+
+
+class CheckpointConfig(TypedDict):
+    """When checkpoints are written, and how many stay."""
+
+    every_steps: NotRequired[int | None]
+    every_minutes: NotRequired[float | None]
+    """10 unless given; by the leading rank's clock."""
+    keep: NotRequired[int]
+    """2 unless given."""
+    asynchronous: NotRequired[bool]
+    """True unless given: written while training goes on."""
+
+
+class TrackerConfig(TypedDict):
+    """Where the metrics go beside `work/metrics.jsonl`."""
+
+    kind: Literal["tensorboard", "mlflow", "wandb"]
+    folder: str
+    """Absolute."""
+    name: str
+    """Of the experiment or project: the pipeline's."""
+
+
 class TrainConfig(TypedDict):
     """The part of the pipeline file's `train` that the loop reads. Fields with a default may be left out."""
 
     max_epochs: int
     batch_size: int
-    """Global: over all ranks together. It need not be divisible by the number of ranks."""
+    """Of one optimizer step over all ranks and micro-batches. It need not be divisible by the number of ranks."""
     seed: int
+    gradient_accumulation_steps: NotRequired[int]
+    """Micro-batches per step, 1 unless given."""
     precision: NotRequired[str]
-    """`fp32` (the default and, so far, the only one)."""
+    """`fp32` (the default), `bf16-mixed` or `fp16-mixed`."""
+    compile: NotRequired[bool]
+    max_grad_norm: NotRequired[float | None]
     learning_rate: NotRequired[float | None]
     """Of the built-in AdamW; None means 1e-3. Contradicts a recipe that has an `optimizer` of its own."""
+    monitor: NotRequired[Monitor | None]
     device: NotRequired[Literal["cpu", "cuda"]]
     """`cpu` (gloo) is the default; `cuda` means nccl, one rank per device."""
     threads: NotRequired[int]
@@ -93,6 +152,14 @@ class TrainConfig(TypedDict):
     """Loading processes per rank, 0 unless given. Does not change the result."""
     timeout: NotRequired[float]
     """Seconds after which a collective operation gives up on a missing rank; 600 unless given."""
+    checkpoint: NotRequired[CheckpointConfig]
+    preemption_signal: NotRequired[str | None]
+    """Such as `USR1`: a notice to stop, beside SIGTERM."""
+    log_every_steps: NotRequired[int]
+    """50 unless given."""
+    trackers: NotRequired[list[TrackerConfig]]
+    profile: NotRequired[list[int] | None]
+    """First and last step of which the leading rank keeps a profiler trace in `work/trace.json`."""
 
 
 class TrainJob(TypedDict):
@@ -101,11 +168,15 @@ class TrainJob(TypedDict):
         python -I -m torch.distributed.run --standalone --nproc-per-node 2 --no-python -- \\
             python -I -u bootstrap.py train job.json
 
-    Writes `output/model.safetensors` and `output/metrics.json` (`TrainMetrics`).
+    Writes `output/model.safetensors` and `output/metrics.json` (`TrainMetrics`). In `work` it keeps `checkpoints/`,
+    from which the next start goes on, `metrics.jsonl` (one line per `log_every_steps` and per epoch), `ranks/` with
+    signs of life, and `starts.jsonl` with one line per start of the workers.
     """
 
     recipe: str
     """`/abs/recipe.py:Digits`."""
+    weights: NotRequired[str | None]
+    """A `.safetensors` file to start from; the recipe's own initial weights without it."""
     inputs: dict[str, InputSpec]
     """Only checked against what the datasets give, so that a wrong dtype is found before an hour of training; nothing
     but the names needs to be in the stage's key."""
@@ -131,12 +202,25 @@ class TrainMetrics(TypedDict):
     """`output/metrics.json`."""
 
     metrics: dict[str, float]
-    """Of the last epoch, flat, for the record: `train_loss`, `validation_loss`, `validation_<name>`..."""
+    """Of the epoch whose weights are kept, for the record: `train_loss`, `validation_loss`, `validation_<name>`..."""
     history: list[EpochMetrics]
+    epoch: int
+    """Whose weights these are: the last one's, or the best one's where the job has a `monitor`."""
     world_size: int
+    world_sizes: list[list[int]]
+    """`[step, ranks]` for the first step and for each one from which on there were more or fewer ranks."""
     samples: dict[str, int]
     """Of the splits `train` and `validation`."""
     parameters: int
+
+
+class CurvesJob(TypedDict):
+    """`curves`: draws `output/curves.png` of a training's metrics; nothing where there are none."""
+
+    metrics: str
+    """A `metrics.jsonl`."""
+    output: str
+    work: str
 
 
 class Parity(TypedDict):

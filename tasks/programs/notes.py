@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .jobs import Notes as NotesJson
 
@@ -40,12 +41,19 @@ class Notes:
         self.seconds: dict[str, float] = {}
         self.warnings: list[str] = []
         self.environment: dict[str, str] = {}
+        self.facts: dict[str, Any] = {}
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
         began = time.monotonic()
         yield
         self.seconds[step] = self.seconds.get(step, 0.0) + round(time.monotonic() - began, 3)
+
+    def resumed(self, step: int, ranks: int) -> None:
+        """Say that work goes on from a checkpoint."""
+        self.facts["resumed_from_step"] = step
+        sys.stdout.write(f"going on from the checkpoint of step {step} with {ranks} ranks\n")
+        sys.stdout.flush()
 
     def warn(self, message: str) -> None:
         self.warnings.append(message)
@@ -54,7 +62,12 @@ class Notes:
 
     def write(self, folder: Path) -> None:
         seconds = {**self.seconds, "total": round(time.monotonic() - self._began, 3)}
-        notes: NotesJson = {"seconds": seconds, "warnings": self.warnings, "environment": self.environment}
+        notes: NotesJson = {
+            "seconds": seconds,
+            "warnings": self.warnings,
+            "environment": self.environment,
+            "facts": self.facts,
+        }
         write_json(folder / "notes.json", notes)
 
 

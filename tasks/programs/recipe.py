@@ -11,6 +11,7 @@
         def metric(self): ...                      # an object with update(outputs, targets) and result()
 
         def optimizer(self, model): ...            # optional: a torch optimizer; AdamW otherwise
+        def scheduler(self, optimizer, total_steps): ...   # optional: a schedule of the learning rate, by steps
         def collate(self, items): ...              # optional: list of items -> (inputs, targets), as torch's default
         def example(self, sizes): ...              # optional: {"batch": 3, "sequence": 17} -> inputs as arrays
 

@@ -20,7 +20,12 @@ METHODS = {
     "loss": ("(outputs, targets)", 2),
     "metric": ("()", 0),
 }
-OPTIONAL_METHODS = {"optimizer": ("(model)", 1), "collate": ("(items)", 1), "example": ("(sizes)", 1)}
+OPTIONAL_METHODS = {
+    "optimizer": ("(model)", 1),
+    "scheduler": ("(optimizer, total_steps)", 2),
+    "collate": ("(items)", 1),
+    "example": ("(sizes)", 1),
+}
 
 
 def load_recipe(reference: str) -> Recipe:

@@ -31,8 +31,12 @@ def plain_name(name: str) -> str:
 
 def save_weights(model: nn.Module, path: Path) -> None:
     """Equal weights give equal bytes. Tied tensors are written under each of their names: any reader has all."""
-    state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    save_file(state, path)
+    save_state(model.state_dict(), path)
+
+
+def save_state(state: Mapping[str, Tensor], path: Path) -> None:
+    """The same of a state dict."""
+    save_file({name: value.detach().cpu().contiguous().clone() for name, value in state.items()}, path)
 
 
 def load_weights(model: nn.Module, path: Path, *, kind: FailureKind) -> None:

@@ -36,6 +36,7 @@ def run(lab, number, *, override=None) -> None:
         home=lab.home,
         store=lab.store,
         selection=Selection(),
+        given={},
         override=override,
     )
     run_release(job, lab.products(number), lab.heard.append, lambda _name, work: work())

@@ -22,15 +22,16 @@ What static reading cannot see, and what to do about it:
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts.code.distributions import Installed
 from tasks.artifacts.code.imports import Closure
-from tasks.artifacts.code.parts import split
+from tasks.artifacts.code.parts import is_never_run, split
 from tasks.artifacts.code.syntax import syntax_digest
-from tasks.config.recipe_source import read_recipe
+from tasks.config.recipe_source import parse, read_recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,19 @@ class RecipeCode:
     """The same for the recipe's `metric` and all that it reaches. What both reach is in both."""
     notes: tuple[str, ...]
     """What could not be followed, with file and line."""
+
+
+def script_code(file: Path) -> dict[str, Any]:
+    """The same as `RecipeCode.train` for a program that is started by its file: all of it counts."""
+    tree = parse(file)
+    closure = Closure(file.absolute(), Installed())
+    body: list[ast.stmt] = []
+    for node in tree.body:
+        # It is `__main__`, so what a recipe never runs is run here.
+        body += node.body if is_never_run(node) and isinstance(node, ast.If) else [node]
+    closure.follow(body, file.name, package="")
+    closure.files[file.name] = syntax_digest(body)
+    return closure.to_json()
 
 
 def recipe_code(recipe_file: Path, attribute: str) -> RecipeCode:

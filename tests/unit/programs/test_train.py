@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -112,5 +113,6 @@ def test_progress_is_told_as_json_lines(bench, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::progress ")]
     told = [json.loads(line.removeprefix("::progress ")) for line in lines]
     assert told[-1]["done"] == told[-1]["total"] == 14
-    assert told[-1]["text"] == "epoch 2/2"
+    assert re.fullmatch(r"epoch 2/2, [\d,]+ samples/s", told[-1]["text"])
+    assert all(re.fullmatch(r"epoch \d/2(, [\d,]+ samples/s, \d+:\d\d left)?", line["text"]) for line in told[:-1])
     assert {"loss", "validation_loss", "accuracy"} == set(told[-1]["metrics"])

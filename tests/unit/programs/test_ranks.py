@@ -1,0 +1,175 @@
+"""Several ranks, forked from this process because torch is slow to import: resuming, reshaping, naming who failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.programs import rank_failures, train
+
+NOTICE = """
+    def loss(self, outputs, targets):
+        import os, signal
+        if torch.is_grad_enabled():
+            self.steps = getattr(self, "steps", 0) + 1
+            if self.steps == self.stop_at and os.environ["RANK"] == "0":
+                os.kill(os.getpid(), signal.SIGTERM)
+        return F.cross_entropy(outputs["y"], targets, reduction="none")
+
+    stop_at = 0
+"""
+
+
+def run_ranks(made, size, *, patience=60, **config):
+    """Train with forked ranks; gives the output folder and the exit statuses by rank."""
+    settings = {"max_epochs": 4, "batch_size": 12, "seed": 0, "timeout": 20, "log_every_steps": 1, **config}
+    job = made.job("train", config=settings)
+    shutil.rmtree(job["output"])
+    Path(job["output"]).mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    sys.stdout.flush()
+    children = []
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.environ |= {
+                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": str(port),
+                }  # fmt: skip
+                train.main(job)
+                status = 0
+            except BaseException as error:  # noqa: BLE001 - as bootstrap does
+                status = rank_failures.record(error, job)
+            finally:
+                os._exit(status)
+        children.append(pid)
+    deadline = time.monotonic() + patience
+    statuses = {}
+    while len(statuses) < size:
+        for rank, pid in enumerate(children):
+            if rank not in statuses:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    statuses[rank] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            for rank, pid in enumerate(children):
+                if rank not in statuses:
+                    os.kill(pid, 9)
+        time.sleep(0.02)
+    return Path(job["output"]), [statuses[rank] for rank in range(size)]
+
+
+def recipe(bench, more=""):
+    made = bench()
+    source = made.file.read_text().replace("return rows(50, 1)", "return rows(53, 1)")
+    at = source.index("    def loss"), source.index("    def metric")
+    made.file.write_text(source[: at[0]] + NOTICE.lstrip("\n") + "\n" + source[at[1] :] + textwrap.indent(more, "    "))
+    return made
+
+
+def stopping(made, step):
+    made.file.write_text(made.file.read_text().replace("stop_at = 0", f"stop_at = {step}"))
+
+
+def report(output):
+    return json.loads((output / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_interrupted_ranks_end_with_the_bytes_of_uninterrupted_ones(size, bench):
+    whole, statuses = run_ranks(recipe(bench), size)
+    assert statuses == [0] * size
+    made = recipe(bench)
+    stopping(made, 8)
+    stopped, statuses = run_ranks(made, size)
+    assert statuses == [rank_failures.PREEMPTED] * size
+    told = json.loads((stopped / "error.json").read_text())
+    assert told["kind"] == "preempted"
+    assert rank_failures.restart_is_vain(stopped)
+    stopping_no_more = made.file.read_text().replace("stop_at = 8", "stop_at = 0")
+    made.file.write_text(stopping_no_more)
+    resumed, statuses = run_ranks(made, size)
+    assert statuses == [0] * size
+    for name in ("model.safetensors", "metrics.json"):
+        assert (resumed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_a_checkpoint_is_taken_up_by_more_or_fewer_ranks(before, after, bench):
+    whole, _ = run_ranks(recipe(bench), before)
+    made = recipe(bench)
+    stopping(made, 8)
+    run_ranks(made, before)
+    made.file.write_text(made.file.read_text().replace("stop_at = 8", "stop_at = 0"))
+    resumed, statuses = run_ranks(made, after)
+    assert statuses == [0] * after
+    mine, theirs = report(resumed), report(whole)
+    # The pass with which DDP settles its buckets calls the loss, too.
+    assert mine["world_sizes"] == [[1, before], [9 if before == 1 else 8, after]]
+    for one, other in zip(mine["history"], theirs["history"], strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], abs=1e-6)
+        assert one["steps"] == other["steps"]
+
+
+def test_micro_batches_of_several_ranks_give_the_loss_of_one(bench):
+    histories = []
+    for size, parts in ((1, 1), (2, 2), (3, 2)):
+        output, statuses = run_ranks(recipe(bench), size, gradient_accumulation_steps=parts)
+        assert statuses == [0] * size
+        histories.append(report(output)["history"])
+    for history in histories[1:]:
+        for mine, alone in zip(history, histories[0], strict=True):
+            assert mine["train_loss"] == pytest.approx(alone["train_loss"], abs=1e-6)
+            assert mine["validation_loss"] == pytest.approx(alone["validation_loss"], abs=1e-6)
+
+
+MISBEHAVING = {
+    "exits": ("os._exit(3)", "rank 1 has ended without a word", True),
+    "raises": ('raise OverflowError("too much")', "raised OverflowError: too much", False),
+    "hangs": ("time.sleep(60)", 'rank 1 did not come: in the phase "loading data" of step 3', True),
+    "is stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 is stopped (as by SIGSTOP or a debugger)", True),
+    "runs out of memory": ("raise MemoryError", "rank 1 ran out of memory", False),
+}
+
+
+@pytest.mark.parametrize(("action", "says", "symptom"), MISBEHAVING.values(), ids=MISBEHAVING)
+def test_the_rank_that_failed_is_named_and_not_its_victims(action, says, symptom, bench):
+    made = recipe(bench)
+    made.file.write_text(
+        made.file.read_text().replace("return rows(53, 1)", "return Misbehaving(rows(53, 1))")
+        + textwrap.dedent(f"""
+        import os, signal, time
+
+        class Misbehaving(list):
+            count = 0
+
+            def __getitem__(self, index):
+                Misbehaving.count += 1
+                if os.environ.get("RANK") == "1" and Misbehaving.count > 22:
+                    {action}
+                return super().__getitem__(index)
+        """)
+    )
+    began = time.monotonic()
+    output, statuses = run_ranks(made, 2, patience=15, timeout=4)
+    assert time.monotonic() - began < 20
+    assert statuses[0] == 1
+    failures = [json.loads(path.read_text()) for path in sorted((output / "failures").glob("*.json"))]
+    first = min(failures, key=lambda failure: (failure["symptom"], failure["time"]))
+    assert first["symptom"] is symptom
+    assert says in first["message"]
+    if symptom:
+        assert (first["rank"], first["suspect"]) == (0, 1)
+    assert not (output / "model.safetensors").exists()
