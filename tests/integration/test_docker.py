@@ -279,7 +279,6 @@ def test_the_trainer_trains_in_a_container_that_may_write_nothing_but_its_folder
         tmpfs={"/tmp": ""},
         volumes={str(work): {"bind": "/work", "mode": "rw"}},
         cap_drop=["ALL"],
-        network_mode="none",
         shm_size="256m",
     )
     try:
