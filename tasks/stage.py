@@ -22,7 +22,7 @@ from tasks.artifacts.key import StageKey
 from tasks.artifacts.record import ArtifactRef
 from tasks.artifacts.store import ArtifactStore
 from tasks.config import Pipeline
-from tasks.errors import CommandFailed, ConfigError, ExportRefused, GateFailed, Problem
+from tasks.errors import CommandFailed, ConfigError, ExportRefused, GateFailed, NotReady, Problem
 from tasks.events import Listener, line_listener, note
 from tasks.toolchain import command
 
@@ -290,6 +290,8 @@ def explained_failure(report: Mapping[str, Any], failure: CommandFailed) -> Exce
             return ExportRefused(_with_hint(message, hint))
         case "gate failed":
             return GateFailed(_with_hint(message, hint))
+        case "not ready":
+            return NotReady(_with_hint(message, hint), log=failure.log)
         case _:
             return CommandFailed(
                 failure.what,
