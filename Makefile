@@ -6,7 +6,7 @@ PIP_ARGS ?=
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: run test lint types contracts unit integration env clean
+.PHONY: run test lint types contracts unit integration docker bench images env clean
 
 run: .venv/.triton
 	$(BIN)/enginehouse run examples/digits/pipeline.yaml
@@ -29,6 +29,20 @@ unit: .venv/.installed
 integration: .venv/.triton
 	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile -m "not slow and not gpu and not docker" -q
 
+# Needs a Docker engine at $DOCKER_HOST, mmdebstrap and docker-registry; .ci/run brings all three.
+docker: images
+	$(BIN)/pytest tests/integration -m docker -q
+
+# The CPU images, made without any container registry.
+images: .venv/.installed
+	$(BIN)/python containers/build triton
+	$(BIN)/python containers/build trainer
+
+# Fifty releases, each but a few followed by going back, under steady traffic: about ten minutes.
+bench: .venv/.triton
+	$(BIN)/python benchmarks/swap_under_load.py
+	$(BIN)/python benchmarks/training.py
+
 env: .venv/.triton
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -37,7 +51,7 @@ env: .venv/.triton
 	@[ "$$(uname -sm)" = "Linux x86_64" ] || { echo "Linux on x86_64 is needed, this is $$(uname -sm)"; exit 1; }
 	@echo "Installing Enginehouse into .venv (some minutes the first time)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --editable '.[cpu,examples,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --editable '.[cpu,docker,examples,dev]'
 	@touch $@
 
 # A Triton server for this machine's processor, in an environment of its own inside .venv.

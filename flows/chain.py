@@ -78,6 +78,10 @@ class Job:
     selection: Selection
     given: Mapping[str, ArtifactRef]
     """Materials that were there before the run, by name."""
+    overrides: Sequence[str] = ()
+    """What `--set` changed in the pipeline file."""
+    override: str | None = None
+    """Why a candidate is released though a gate fails; recorded with the release."""
 
     @property
     def stages(self) -> tuple[KeyedStage, ...]:
@@ -90,7 +94,9 @@ class Job:
         return tuple(name for name in stage.materials if name in made)
 
 
-def open_job(file: Path, overrides: Sequence[str], selection: Selection, listener: Listener) -> Job:
+def open_job(
+    file: Path, overrides: Sequence[str], selection: Selection, listener: Listener, *, override: str | None = None
+) -> Job:
     """Read the pipeline file, its code's and its data's identity, and open the store that belongs to it."""
     pipeline = load(file, overrides)
     home = find_home(pipeline.folder)
@@ -107,7 +113,16 @@ def open_job(file: Path, overrides: Sequence[str], selection: Selection, listene
             f"train.start_from: {pipeline.name} has no champion yet; training starts from the recipe's weights",
         )
     given = {} if start is None else {train.START: start}
-    return Job(pipeline=pipeline, identity=identity, home=home, store=store, selection=selection, given=given)
+    return Job(
+        pipeline=pipeline,
+        identity=identity,
+        home=home,
+        store=store,
+        selection=selection,
+        given=given,
+        overrides=tuple(overrides),
+        override=override,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

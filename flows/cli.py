@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, validators
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+from rich.text import Text
 
 from flows import local, show
 from flows.chain import Job, Selection, open_job, survey
 from flows.release import propose, settled
+from flows.releases_cli import releases
 from flows.report import report_of
+from flows.words import invoked
 from tasks import validate
 from tasks.artifacts.record import ArtifactRef, BuildRecord
 from tasks.artifacts.store import ArtifactStore
@@ -45,20 +48,22 @@ Exit status:
   130  interrupted
 """
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = show.console()
+err = show.console(stderr=True)
 
 app = App(
     name="enginehouse",
     help="Takes a PyTorch model from training to a verified model on Triton Inference Server.",
     help_epilogue=EXIT_STATUS,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # `main` tells what became of the run
 )
 artifacts = App(name="artifacts", help="What was built: list, show, check, clean up.")
 serve = App(name="serve", help="Triton servers on this machine.")
 engine = App(name="engine", help="The tools that engines are built with.")
 app.command(artifacts)
 app.command(serve)
+app.command(releases)
 app.command(engine)
 
 PipelineFile = Annotated[Path, Parameter(help="The pipeline file.")]
@@ -80,6 +85,9 @@ Rebuild = Annotated[
         help="Build this stage anew and compare it with what the store has. May be repeated.",
     ),
 ]
+Override = Annotated[
+    str | None, Parameter(help="Release although a gate fails, for this reason, which is kept with the release.")
+]
 HomeFolder = Annotated[
     Path | None,
     Parameter(name="--home", help="The folder with the store; found from the current folder if left out."),
@@ -95,6 +103,7 @@ def run(
     until: Until = None,
     rebuild: Rebuild = (),
     overrides: Overrides = (),
+    override: Override = None,
     as_json: Json = False,
     verbose: Annotated[bool, Parameter(negative=(), help="Show every line that the programs print.")] = False,
 ) -> None:
@@ -102,7 +111,7 @@ def run(
     started = time.monotonic()
     with show.RunView(err, verbose=verbose) as view:
         selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
-        job = open_job(pipeline, overrides, selection, view)
+        job = open_job(pipeline, overrides, selection, view, override=override)
         report = _unchanged(job)
         if report is None:
             request = {
@@ -111,7 +120,9 @@ def run(
                 "start": start,
                 "until": until,
                 "rebuild": list(rebuild),
+                "override": override,
             }
+            view.waits_for("starting Prefect")
             report = _run_flow(job.home, job.pipeline.name, request, view)
     report["seconds"] = round(time.monotonic() - started, 3)
     if as_json:
@@ -134,14 +145,16 @@ def _unchanged(job: Job) -> dict[str, Any] | None:
     gates = []
     if "validate" in products:
         gates = validate.judge(job.pipeline, validate.measured(job.store.path(products["validate"])))
-        require(gates, consequence="nothing was published, and the champion stays as it was")
+        require(gates, consequence="nothing was published, and the champion stays as it was", override=job.override)
     if not job.selection.covers("verify"):
         return report_of(job, outcomes, products, gates)
     served = settled(job, propose(job, products))
     if served is None:
         return None
-    gates += metric_gates(job.pipeline.gates, served.release.metrics)
-    require(gates, consequence="the model that is served does not pass any more; it goes on serving")
+    gates += metric_gates(job.pipeline.gates, served.metrics)
+    require(
+        gates, consequence="the model that is served does not pass any more; it goes on serving", override=job.override
+    )
     outcomes += [
         Outcome(stage=name, state="reused", artifact=None, seconds=0) for name in ("verify", "publish", "deploy")
     ]
@@ -256,8 +269,9 @@ def init(
     from tasks import init as template
 
     for path in template.init(folder, name or folder.absolute().name):
-        out.print(f"wrote {path}", soft_wrap=True)
-    out.print(f"next: enginehouse run {folder / 'pipeline.yaml'}", soft_wrap=True)
+        out.print(f"wrote {path}", markup=False, soft_wrap=True)
+    following = shlex.join([*invoked(), "run", str(folder / "pipeline.yaml")])
+    out.print(f"next: {following}", markup=False, soft_wrap=True)
 
 
 @app.command
@@ -339,7 +353,7 @@ def artifacts_ls(
         ]
         for ref, record in found
     ]
-    out.print(show.rows(["artifact", "content", "size", "built (UTC)", ""], lines))
+    out.print(show.rows(["artifact", "content", "size", "built (UTC)", ""], lines, cut=True))
 
 
 @artifacts.command(name="show")
@@ -416,7 +430,7 @@ def artifacts_verify(*, home: HomeFolder = None, as_json: Json = False) -> None:
     if as_json:
         _print_json([{"what": c.what, "problem": c.problem, "dependents": list(c.dependents)} for c in corrupt])
     for found in corrupt:
-        err.print(f"[red]corrupt[/] {found}", soft_wrap=True)
+        err.print(Text.assemble(("corrupt", "red"), f" {found}"), soft_wrap=True)
     if corrupt:
         sys.exit(ArtifactCorrupt.exit_status)
     if not as_json:
@@ -458,41 +472,26 @@ def serve_setup(
     """Install a Triton server for this machine's processor, in an environment of its own."""
     from tasks.toolchain import triton
 
-    installation = triton.setup(into or triton.default_folder(), say=lambda line: err.print(line, style="dim"))
-    out.print(f"Triton {installation.version} is ready: {installation.tritonserver}", soft_wrap=True)
+    def say(line: str) -> None:
+        err.print(line, style="dim", markup=False, soft_wrap=True)
+
+    installation = triton.setup(into or triton.default_folder(), say=say)
+    out.print(f"Triton {installation.version} is ready: {installation.tritonserver}", markup=False, soft_wrap=True)
 
 
 @serve.command(name="status")
 def serve_status(*, home: HomeFolder = None, as_json: Json = False) -> None:
     """Show the Triton servers that runs have started, and what they serve."""
-    from tasks.targets.process import servers
-    from tasks.toolchain import triton_client
+    from flows.serving import running
 
-    found = []
-    for record in servers(_home(home)):
-        index = triton_client.repository_index(record.address) if triton_client.server_live(record.address) else ()
-        models = sorted(f"{m.name} {m.version}" for m in index if m.state == "READY")
-        found.append(
-            {
-                "name": record.name,
-                "state": "answers" if triton_client.server_ready(record.address) else "does not answer",
-                "pid": record.pid,
-                "http": record.address.http_url,
-                "grpc": record.address.grpc_url,
-                "metrics": f"http://{record.host}:{record.metrics_port}/metrics",
-                "models": models,
-                "repository": str(record.repository),
-                "log": str(record.log),
-                "started": record.started,
-            }
-        )
+    found = [server.to_json() for server in running(_home(home))]
     if as_json:
         _print_json(found)
     elif not found:
         out.print("no server runs")
     else:
-        for server in found:
-            out.print(show.card(server))
+        for place, server in enumerate(found):
+            _print_lines([*([Text()] if place else []), *show.card(server)])
 
 
 @serve.command(name="stop")
@@ -504,21 +503,21 @@ def serve_stop(
     as_json: Json = False,
 ) -> None:
     """Stop the Triton servers that runs have started, letting them finish what they are asked."""
-    from tasks.targets.process import servers
-    from tasks.toolchain import triton
+    from flows.serving import running
 
-    running = {record.name: record for record in servers(_home(home))}
-    if unknown := [name for name in names if name not in running]:
+    servers = {server.name: server for server in running(_home(home))}
+    if unknown := [name for name in names if name not in servers]:
         raise ConfigError(
-            f"no server runs under the name {', '.join(unknown)}; running: {', '.join(running) or 'none'}"
+            f"no server runs under the name {', '.join(unknown)}; running: {', '.join(servers) or 'none'}"
         )
-    stopped = [record for name, record in running.items() if not names or name in names]
-    for record in stopped:
-        triton.stop(record)
+    stopped = [server for name, server in servers.items() if not names or name in names]
+    for server in stopped:
+        server.stop()
         if not as_json:
-            out.print(f"stopped {record.name} (pid {record.pid}, {record.address.http_url})", soft_wrap=True)
+            told = f"stopped {server.name} ({server.where}, {server.replica.address.http_url})"
+            out.print(told, markup=False, soft_wrap=True)
     if as_json:
-        _print_json([record.name for record in stopped])
+        _print_json([server.name for server in stopped])
     elif not stopped:
         out.print("no server runs")
 

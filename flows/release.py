@@ -12,12 +12,22 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from flows.chain import Job
+from flows.releases import merged_metrics, refuse_unfit, retain
+from flows.words import invoked
 from tasks import deploy, evaluation, publish, validate, verify
 from tasks.artifacts.record import ArtifactRef
-from tasks.engines import kind_of
 from tasks.errors import Refused
 from tasks.events import Listener
 from tasks.home import find_home
+from tasks.releases import (
+    Release,
+    find_recorded,
+    point_aliases,
+    record_promotion,
+    record_release,
+    standing,
+    used_versions,
+)
 from tasks.served import Candidate, Verification
 from tasks.stage import Outcome
 from tasks.targets import DeployTarget, Replica, target_of
@@ -35,15 +45,19 @@ class Proposal:
     plan: publish.PublishPlan
     candidate: Candidate
     materials: Mapping[str, ArtifactRef]
-    recorded: deploy.Release | None
+    recorded: Release | None
     """The record of this very release, if it was made before."""
+    is_champion: bool
+    """Whether the history says that it is what should be served."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
     """A release, and the servers that serve it."""
 
-    release: deploy.Release
+    release: Release
+    metrics: Mapping[str, Mapping[str, float]]
+    """Per metric: `staging` and `live`."""
     replicas: Sequence[Replica]
     repository: Path
     request: Path
@@ -68,15 +82,18 @@ class Served:
             report["served"] = {
                 "http": address.http_url,
                 "grpc": address.grpc_url,
-                "metrics": self.release.metrics,
+                "metrics": self.metrics,
                 "call": shlex.join(["curl", "-s", url, "-d", f"@{self.request}"]),
-                "stop": shlex.join(["enginehouse", "serve", "stop", *self.home_option]),
+                "stop": shlex.join([*invoked(), "serve", "stop", *self.home_option]),
             }
         return report
 
 
 def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
-    """Compare the repository with what should be released; writes nothing. Raises `Refused`."""
+    """Compare the repository with what should be released; writes nothing.
+
+    Raises `Refused`, also for a release that was rolled back: a run on a schedule must not undo what a person did.
+    """
     pipeline, store = job.pipeline, job.store
     materials = {name: products[name] for name in RELEASED_FROM}
     config = store.path(materials["triton_config"]) / "config.pbtxt"
@@ -90,12 +107,21 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
             config=materials["triton_config"],
             config_text=config.read_text(encoding="utf-8"),
             actor=f"{getpass.getuser()}@{socket.gethostname()}",
-            used=deploy.used_versions(store, pipeline),
+            used=used_versions(store, pipeline.repository),
         ),
     )
     candidate = candidate_of(job, products, version=plan.version, config=plan.config_text)
-    recorded = deploy.recorded_release(store, pipeline, candidate, materials)
-    return Proposal(plan=plan, candidate=candidate, materials=materials, recorded=recorded)
+    now = standing(store, pipeline.name)
+    recorded = find_recorded(now, pipeline, candidate, materials)
+    if recorded is not None and (step := now.rolled_back(recorded)) is not None:
+        reason = f": {step.reason}" if step.reason else ""
+        raise Refused(
+            f"{recorded.ref}, which this run would release, was rolled back by {step.record.actor} at "
+            f"{step.record.finished[:19]}{reason}\n"
+            f"it does not come back by itself: `enginehouse releases promote {recorded.ref}` releases it all the same"
+        )
+    is_champion = recorded is not None and now.champion == recorded
+    return Proposal(plan=plan, candidate=candidate, materials=materials, recorded=recorded, is_champion=is_champion)
 
 
 def candidate_of(job: Job, products: Mapping[str, ArtifactRef], *, version: int, config: str) -> Candidate:
@@ -113,19 +139,20 @@ def candidate_of(job: Job, products: Mapping[str, ArtifactRef], *, version: int,
 
 def settled(job: Job, proposal: Proposal) -> Served | None:
     """Return what is served if nothing has to be done at all; reads files and asks the servers over HTTP."""
-    if proposal.plan.steps or proposal.recorded is None:
+    if proposal.plan.steps or proposal.recorded is None or not proposal.is_champion:
         return None
     replicas = deploy.settled(proposal.candidate, target=target_of(job.pipeline, job.home))
     return None if replicas is None else served(job, proposal.recorded, proposal, replicas)
 
 
-def served(job: Job, release: deploy.Release, proposal: Proposal, replicas: Sequence[Replica]) -> Served:
+def served(job: Job, release: Release, proposal: Proposal, replicas: Sequence[Replica]) -> Served:
     """Put together what a person needs to use the release."""
     request = job.home.serve / f"{job.pipeline.model}.request"
     job.home.serve.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(job.store.path(proposal.materials["validate"]) / evaluation.REQUEST, request)
     return Served(
         release=release,
+        metrics=merged_metrics(release, standing(job.store, job.pipeline.name)),
         replicas=replicas,
         repository=job.pipeline.repository.resolve(),
         request=request,
@@ -156,7 +183,7 @@ def run_release(
         proposal = propose(job, products)
         if (done := settled(job, proposal)) is not None:
             return [_unchanged(name) for name in (verify.STAGE, publish.STAGE, deploy.STAGE)], done
-        refuse_unfit(job, products["engine"], target)
+        refuse_unfit(job.store, job.pipeline, str(products["engine"]), products["engine"].record, target)
         source = partial(job.store.materialise, products["engine"])
         proven = stage(verify.STAGE, partial(_verify, job, proposal, target, source, listener))
         if not job.selection.covers(publish.STAGE):
@@ -165,21 +192,23 @@ def run_release(
         if placed.version != proposal.candidate.version:  # another publisher took the number: prove the set anew
             proposal = propose(job, products)
             proven = stage(verify.STAGE, partial(_verify, job, proposal, target, source, listener))
+        release = proposal.recorded
+        if release is None:
+            assert proven is not None, "what was not released before was just verified"
+            release = record_release(
+                job.store,
+                job.pipeline,
+                proposal.candidate,
+                proposal.materials,
+                staging=proven,
+                overrides=job.overrides,
+                override=job.override,
+            )
         if not job.selection.covers(deploy.STAGE):
             return outcomes, None
-        done = stage(deploy.STAGE, partial(_deploy, job, proposal, target, proven, listener))
+        done = stage(deploy.STAGE, partial(_deploy, job, proposal, target, release, listener))
+        retain(job.store, job.pipeline, listener)
         return outcomes, done
-
-
-def refuse_unfit(job: Job, engine: ArtifactRef, target: DeployTarget) -> None:
-    """Raise `Refused` when the target's servers cannot load the engine, before anything is copied or started."""
-    unfit = kind_of(job.pipeline).unfit(job.store.get_record(engine).details, target.facts())
-    if unfit:
-        raise Refused(
-            f"{engine} does not fit the server; nothing was copied:\n"
-            + "\n".join(f"  {reason}" for reason in unfit)
-            + "\nbuild it for what serves (engine.target, engine.compute_capability), or serve with what it is for"
-        )
 
 
 def _unchanged(name: str) -> Outcome:
@@ -199,6 +228,8 @@ def _verify(
         model_folder=proposal.plan.observed.folder,
         source=source,
         listener=listener,
+        champion=proposal.plan.observed.champion,
+        override=job.override,
     )
     return "verified", proven
 
@@ -209,7 +240,7 @@ def _publish(proposal: Proposal, source: Callable[[Path], None]) -> tuple[str, p
 
 
 def _deploy(
-    job: Job, proposal: Proposal, target: DeployTarget, proven: Verification | None, listener: Listener
+    job: Job, proposal: Proposal, target: DeployTarget, release: Release, listener: Listener
 ) -> tuple[str, Served]:
     live, replicas = deploy.move(
         job.pipeline,
@@ -218,18 +249,12 @@ def _deploy(
         target=target,
         home=job.home,
         listener=listener,
+        measure=True,
+        override=release.override,
     )
-    release = proposal.recorded
-    if release is None:
-        assert proven is not None, "what was not released before was just verified"
-        release = deploy.record_release(
-            job.store,
-            job.pipeline,
-            proposal.candidate,
-            proposal.materials,
-            staging=proven,
-            live=live,
-            replicas=replicas,
-        )
-        return "released", served(job, release, proposal, replicas)
-    return "started", served(job, release, proposal, replicas)
+    if proposal.is_champion:
+        point_aliases(job.store, job.pipeline.name)
+    else:
+        record_promotion(job.store, release, action="promote", live=live, replicas=replicas)
+    state = "started" if proposal.is_champion else "released"
+    return state, served(job, release, proposal, replicas)

@@ -30,7 +30,7 @@ def report_of(
         measured = validate.measured(job.store.path(products["validate"]))["metrics"]
         metrics = {name: dict(values) for name, values in measured.items()}
     if served is not None:
-        for name, values in served.release.metrics.items():
+        for name, values in served.metrics.items():
             metrics.setdefault(name, {}).update(values)
     changed = any(outcome.state != "reused" for outcome in outcomes)
     state = "built" if served is None else "released" if changed else "unchanged"

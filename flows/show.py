@@ -1,11 +1,13 @@
 """What a person sees in the terminal: progress while a run goes, its summary, tables of artifacts and plans."""
 
+import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -74,6 +76,14 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
+def console(*, stderr: bool = False) -> Console:
+    """A console that breaks lines for a terminal only: what a file or another program reads keeps its lines whole."""
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = 10_000
+    return made
+
+
 class RunView:
     """Shows the events of one run: live lines on a terminal, one line per finished stage elsewhere."""
 
@@ -81,13 +91,13 @@ class RunView:
         self._console = console
         self._verbose = verbose
         self._live: Live | None = None
-        self._stage: str | None = None
-        self._started = time.monotonic()
-        self._progress: Mapping[str, Any] = {}
+        self._spinner = Spinner("dots")
+        self._shown: tuple[str, float, str, Mapping[str, Any]] | None = None
+        """What goes on now: its name, when it began, a text, and the last progress. Drawn by a thread of `Live`."""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+            self._live = Live(console=self._console, get_renderable=self._running, refresh_per_second=8, transient=True)
             self._live.__enter__()
         return self
 
@@ -98,60 +108,65 @@ class RunView:
             self._live.__exit__(kind, error, trace)
             self._live = None
 
+    def waits_for(self, what: str) -> None:
+        """Tell what takes the time before the first stage begins."""
+        self._shown = (what, time.monotonic(), "", {})
+
     def __call__(self, event: Event) -> None:
         """Take the next event."""
         match event["type"]:
             case "stage_started":
-                self._stage, self._started, self._progress = event["stage"], time.monotonic(), {}
+                self._shown = (event["stage"], time.monotonic(), event["why"] or "", {})
                 if self._live is None:
                     self._console.print(Text(f"{event['stage']:<14} {event['why'] or 'begins'}", "dim"))
-                self._refresh(event["why"])
             case "progress":
-                self._progress = event
-                self._refresh(event.get("text", ""))
+                _, started, _, _ = self._shown or ("", time.monotonic(), "", {})
+                self._shown = (event["stage"], started, event.get("text", ""), event)
             case "line" if self._verbose:
                 self._console.print(Text(event["line"], style="dim"))
             case "note":
                 self._console.print(Text(f"note: {event['text']}", style="yellow"))
             case "stage_ended":
-                self._stage = None
-                self._refresh("")
-                self._console.print(_stage_line(event), highlight=False)
+                self._shown = None
+                self._console.print(_stage_line(event, self._console.width), highlight=False, soft_wrap=True)
             case _:
                 pass
 
-    def _refresh(self, text: str) -> None:
-        if self._live is not None:
-            self._live.update(self._running(text))
-
-    def _running(self, text: str) -> RenderableType:
-        if self._stage is None:
+    def _running(self) -> RenderableType:
+        if self._shown is None:
             return Text("")
-        done, total = self._progress.get("done"), self._progress.get("total")
+        name, started, text, progress = self._shown
+        done, total = progress.get("done"), progress.get("total")
         bar = ""
         if done is not None and total:
             filled = round(20 * done / total)
             bar = "━" * filled + "╌" * (20 - filled) + " "
-        metrics = metrics_text(self._progress.get("metrics") or {})
+        metrics = metrics_text(progress.get("metrics") or {})
         row = Table.grid(padding=(0, 1))
+        for _ in range(4):
+            row.add_column(no_wrap=True)
+        row.add_column()
         row.add_row(
-            Spinner("dots"),
-            Text(f"{self._stage:<12}"),
+            self._spinner,
+            Text(f"{name:<14}"),
+            Text(f"{duration(time.monotonic() - started):>12}", style="dim"),
             Text(bar, style="cyan"),
-            Text(text),
-            Text(metrics, style="dim"),
-            Text(duration(time.monotonic() - self._started), style="dim"),
+            Text.assemble(text, " ", (metrics, "dim"), no_wrap=True, overflow="ellipsis"),
         )
         return row
 
 
-def _stage_line(event: Mapping[str, Any]) -> Text:
-    line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(f"{event['stage']:<14} ", "bold")
-    line.append(f"{event['state']:<10} ", _STATE_STYLE.get(event["state"], ""))
-    line.append(f"{event['artifact'] or '':<26} ")
-    line.append(f"{duration(event['seconds']):>12}  ", "dim")
-    line.append(metrics_text(event["metrics"]), "dim")
+def _stage_line(event: Mapping[str, Any], width: int) -> Text:
+    line = Text.assemble(
+        (f"{event['stage']:<14} ", "bold"),
+        (f"{event['state']:<10} ", _STATE_STYLE.get(event["state"], "")),
+        f"{event['artifact'] or '':<26} ",
+        (f"{duration(event['seconds']):>12}", "dim"),
+    )
+    metrics = metrics_text(event["metrics"])
+    if metrics:
+        fits = line.cell_len + 2 + cell_len(metrics) <= width
+        line.append("  " if fits else f"\n{'':<15}").append(metrics, "dim")
     return line
 
 
@@ -221,12 +236,13 @@ def plan_view(prospects: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
         yield from (Text(f"    {action}", "dim") for action in prospect["actions"])
 
 
-def rows(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    """A plain table."""
+def rows(titles: Sequence[str], lines: Sequence[Sequence[str]], *, cut: bool = False) -> Table:
+    """A plain table. Where a terminal is too narrow, the last column is cut, or all but the first are folded."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in titles:
+    for title in titles[:-1]:
         # The first column names things: it is what a person copies into the next command.
-        table.add_column(title, overflow="fold", no_wrap=title == titles[0])
+        table.add_column(title, overflow="fold", no_wrap=cut or title == titles[0])
+    table.add_column(titles[-1], overflow="ellipsis" if cut else "fold", no_wrap=cut)
     for line in lines:
         table.add_row(*(escape(cell) for cell in line))
     return table
@@ -253,14 +269,12 @@ def _lineage_label(node: Mapping[str, Any]) -> Text:
     return Text.assemble((name, "bold"), (f"  {node['content'][:19]}", "dim"))
 
 
-def card(values: Mapping[str, Any]) -> RenderableType:
-    """One thing with its properties, a line each."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
+def card(values: Mapping[str, Any]) -> Iterator[Text]:
+    """One thing with its properties, a line each; to be printed without wrapping, so that a value can be copied."""
+    width = max(map(len, values))
     for name, value in values.items():
-        grid.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
-    return Panel(grid, border_style="dim", expand=False)
+        text = ", ".join(value) if isinstance(value, list) else str(value)
+        yield Text.assemble((f"{name:<{width}}  ", "dim"), text)
 
 
 class Bytes:

@@ -40,6 +40,7 @@ def train_to_deploy(
     start: KeyedName | None = None,
     until: StageName | None = None,
     rebuild: Sequence[KeyedName] = (),
+    override: str | None = None,
 ) -> dict[str, Any]:
     """Take a pipeline from its recipe to a verified model on a server.
 
@@ -49,10 +50,12 @@ def train_to_deploy(
         start: take the stages before this one from the store as they were last built
         until: stop after this stage
         rebuild: build these stages anew though the store has their product
+        override: release though a gate fails, for this reason, which is kept with the release
     """
     started = time.monotonic()
     listener = _told_to(get_run_logger(), LISTENER.get())
-    job = open_job(pipeline, overrides, Selection(start=start, until=until, rebuild=frozenset(rebuild)), listener)
+    selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
+    job = open_job(pipeline, overrides, selection, listener, override=override)
     check_tools(job)
     products = dict(job.given)
     outcomes: list[Outcome] = []
@@ -69,7 +72,7 @@ def train_to_deploy(
         gates = validate.judge(job.pipeline, measured)
     report = report_of(job, outcomes, products, gates)
     _publish_report(report)
-    require(gates, consequence="nothing was published, and the champion stays as it was")
+    require(gates, consequence="nothing was published, and the champion stays as it was", override=override)
     if job.selection.covers("verify"):
         released, served = run_release(job, products, listener, _as_task)
         outcomes += released

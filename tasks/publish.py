@@ -18,7 +18,7 @@ before it stays listed, so that going back loads nothing.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +47,8 @@ __all__ = [
     "place_version",
     "plan",
     "release_config",
+    "remove_versions",
+    "restore_version",
 ]
 
 STAGE = "publish"
@@ -203,6 +205,40 @@ def place_version(plan: PublishPlan, source: Callable[[Path], None]) -> Publishe
             if plan.reuses is not None:
                 return plan.reuses
             provenance = replace(provenance, version=plan.version)
+
+
+def restore_version(
+    observed: ModelFolder, version: int, origin: Provenance, files: Sequence[FileEntry], source: Callable[[Path], None]
+) -> None:
+    """Put a version that retention removed, or that was damaged, back in its place: the same bytes, the same number.
+
+    `origin` says what it was; `source` copies the engine's files, as for `place_version`.
+
+    Raises:
+        Refused: the copied files are not the engine's, or something else has the number.
+        StoreUnusable: the repository cannot be written. Nothing has changed.
+    """
+    with staging(observed.folder) as stage:
+        content = stage / "version"
+        source(content)
+        provenance = replace(origin, version=version, files=seal(content, files))
+        if version in observed.damaged:
+            (observed.folder / str(version)).rename(stage / "damaged")
+        if place(content, observed.folder, provenance) is None:
+            raise Refused(f"{observed.folder / str(version)} is there and is not ours\nmove it away, and run again")
+
+
+def remove_versions(observed: ModelFolder, versions: Sequence[int]) -> None:
+    """Take versions of ours that nothing lists out of the repository; each goes at one instant.
+
+    Raises:
+        StoreUnusable: the repository cannot be written.
+    """
+    assert not set(versions).intersection(observed.listed), "a listed version is served"
+    assert observed.versions.keys() >= set(versions), "only what we placed is ours to remove"
+    for version in versions:
+        with staging(observed.folder) as stage:
+            (observed.folder / str(version)).rename(stage / "removed")
 
 
 def commit(plan: PublishPlan) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,18 @@ from tasks.config import Pipeline
 from tasks.engines import kind_of
 from tasks.errors import GateResult, NotReady
 from tasks.events import Listener, line_listener
-from tasks.gates import metric_gates, parity_gate, require, served_gates
-from tasks.stage import Site, program_step, read_json, run_step
+from tasks.gates import (
+    champion_gates,
+    compares,
+    load_gates,
+    metric_gates,
+    parity_gate,
+    repeat_gate,
+    require,
+    served_gates,
+    slice_gates,
+)
+from tasks.stage import Site, Step, program_step, read_json, run_step
 from tasks.toolchain import command, triton_client
 from tasks.toolchain.config_pbtxt import listed_versions, messages, parse
 from tasks.toolchain.triton_client import Address
@@ -49,6 +59,8 @@ class Verification:
 
     metrics: Mapping[str, float]
     gates: Sequence[GateResult]
+    slices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Per slice of the test data that the recipe names, the metrics on it."""
 
 
 def disagreements(address: Address, candidate: Candidate) -> list[str]:
@@ -92,41 +104,182 @@ def verify_server(
     work: Path,
     log: Path,
     listener: Listener,
+    override: str | None = None,
     run: command.Runner = command.run,
 ) -> Verification:
     """Ask a ready server everything: versions, configuration, golden answers, and the metric on the test data.
 
-    `runtime` is `staging` or `live`; `work` takes the evaluation's files. Raises `NotReady` when the server serves
-    something else, `GateFailed` when it serves it worse than allowed.
+    `runtime` is `staging` or `live`; `work` takes the evaluation's files; `override` is as in `gates.require`. Raises
+    `NotReady` when the server serves something else, `GateFailed` when it serves it worse than allowed.
     """
     if found := disagreements(address, candidate):
         raise NotReady(
             f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found)
         )
-    tolerance = kind_of(pipeline).tolerance(pipeline)
+    report = measure_server(
+        address,
+        pipeline,
+        candidate,
+        version=candidate.version,
+        runtime=runtime,
+        work=work,
+        log=log,
+        listener=listener,
+        run=run,
+    )
+    metrics: dict[str, float] = report["metrics"]
+    gates = [
+        parity_gate(pipeline.gates, runtime, report["golden"], parity=kind_of(pipeline).tolerance(pipeline)),
+        repeat_gate(pipeline.gates, runtime, report["golden"]),
+        *metric_gates(pipeline.gates, {name: {runtime: value} for name, value in metrics.items()}),
+        *slice_gates(pipeline.gates, runtime, report["slices"]),
+        *served_gates(pipeline.gates, runtime, candidate.expected, metrics),
+    ]
+    require(gates, consequence="the champion stays as it was", override=override)
+    return Verification(metrics=metrics, gates=gates, slices=report["slices"])
+
+
+def measure_server(
+    address: Address,
+    pipeline: Pipeline,
+    candidate: Candidate,
+    *,
+    version: int,
+    runtime: str,
+    work: Path,
+    log: Path,
+    listener: Listener,
+    run: command.Runner = command.run,
+) -> dict[str, Any]:
+    """Measure one version on a server with the recipe's metric; judges nothing. Returns the evaluation's `Report`.
+
+    The golden answers are asked of the candidate's own version only: they are its own.
+    """
+    own = {"compare_golden": evaluation.golden_file(candidate.validation)} if version == candidate.version else {}
     step = program_step(
         Site(pipeline=pipeline, materials={}, work=work),
         "evaluate",
         name=runtime,
         what=f"the evaluation on the {runtime} server",
         job=evaluation.job(pipeline)
+        | own
         | {
             "runtime": "triton",
-            "rtol": tolerance.rtol,
+            "rtol": kind_of(pipeline).tolerance(pipeline).rtol,
             "batch_size": min(evaluation.BATCH_SIZE, pipeline.serve.max_batch_size or evaluation.BATCH_SIZE),
-            "triton": {"url": address.grpc_url, "model": candidate.model, "version": candidate.version},
-            "compare_golden": evaluation.golden_file(candidate.validation),
+            "triton": {"url": address.grpc_url, "model": candidate.model, "version": version},
         },
         timeout_seconds=evaluation.timeout_seconds(pipeline),
     )
     work.mkdir(parents=True, exist_ok=True)
     run_step(step, log=log, on_line=line_listener(listener, runtime), run=run)
-    report = read_json(step.output / "report.json")
-    metrics: dict[str, float] = report["metrics"]
-    gates = [
-        parity_gate(pipeline.gates, runtime, report["golden"], parity=tolerance),
-        *metric_gates(pipeline.gates, {name: {runtime: value} for name, value in metrics.items()}),
-        *served_gates(pipeline.gates, runtime, candidate.expected, metrics),
+    report: dict[str, Any] = read_json(step.output / "report.json")
+    return report
+
+
+def compare_with_champion(
+    address: Address,
+    pipeline: Pipeline,
+    candidate: Candidate,
+    proven: Verification,
+    *,
+    champion: int,
+    work: Path,
+    log: Path,
+    listener: Listener,
+    run: command.Runner = command.run,
+) -> list[GateResult]:
+    """Measure the champion's version on the staging server that serves both, and judge the candidate against it."""
+    gates: list[GateResult] = []
+    if compares(pipeline.gates):
+        report = measure_server(
+            address,
+            pipeline,
+            candidate,
+            version=champion,
+            runtime="champion",
+            work=work,
+            log=log,
+            listener=listener,
+            run=run,
+        )
+        gates += champion_gates(pipeline.gates.metrics, "metrics.", proven.metrics, report["metrics"])
+        for name, metrics in proven.slices.items():
+            theirs = report["slices"].get(name, {})
+            gates += champion_gates(pipeline.gates.slices, f"slices.{name}.", metrics, theirs)
+    if (load := pipeline.gates.load) is not None:
+        step = program_step(
+            Site(pipeline=pipeline, materials={}, work=work),
+            "load",
+            what="the load on the staging server",
+            job={
+                "golden": evaluation.golden_file(candidate.validation),
+                "url": address.grpc_url,
+                "model": candidate.model,
+                "versions": [champion, candidate.version],
+                "rows": load.rows,
+                "concurrency": load.concurrency,
+                "rounds": load.rounds,
+                "seconds": load.seconds,
+            },
+            timeout_seconds=evaluation.timeout_seconds(pipeline),
+        )
+        work.mkdir(parents=True, exist_ok=True)
+        run_step(step, log=log, on_line=line_listener(listener, "load"), run=run)
+        found = read_json(step.output / "report.json")["versions"]
+        gates += load_gates(load, found[str(candidate.version)], found[str(champion)])
+    return gates
+
+
+GOLDEN_SECONDS = 120.0
+"""The deadline of asking the golden answers: eight rows or less."""
+
+
+def ask_golden(
+    address: Address,
+    pipeline: Pipeline,
+    candidate: Candidate,
+    *,
+    runtime: str,
+    work: Path,
+    log: Path,
+    listener: Listener,
+    override: str | None = None,
+    run: command.Runner = command.run,
+) -> Verification:
+    """Ask a ready server for its versions, its configuration and the golden answers; about a second.
+
+    Needs neither the recipe nor data, both of which may have changed since the release was made. Raises as
+    `verify_server`.
+    """
+    if found := disagreements(address, candidate):
+        raise NotReady(
+            f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found)
+        )
+    tolerance = kind_of(pipeline).tolerance(pipeline)
+    output, job_file = work / "golden" / "output", work / "golden.json"
+    step = Step(
+        name="golden",
+        what=f"asking the {runtime} server",
+        argv=tuple(command.python_program("golden", job_file)),
+        timeout_seconds=GOLDEN_SECONDS,
+        output=output,
+        job_file=job_file,
+        job={
+            "golden": evaluation.golden_file(candidate.validation),
+            "triton": {"url": address.grpc_url, "model": candidate.model, "version": candidate.version},
+            "max_batch_size": parse(candidate.config).max_batch_size,
+            "rtol": tolerance.rtol,
+            "output": str(output),
+            "work": str(work / "golden" / "work"),
+        },
+    )
+    work.mkdir(parents=True, exist_ok=True)
+    run_step(step, log=log, on_line=line_listener(listener, runtime), run=run)
+    golden = read_json(output / "report.json")["golden"]
+    results = [
+        parity_gate(pipeline.gates, runtime, golden, parity=tolerance),
+        repeat_gate(pipeline.gates, runtime, golden),
     ]
-    require(gates, consequence="the champion stays as it was")
-    return Verification(metrics=metrics, gates=gates)
+    require(results, consequence="the champion stays as it was", override=override)
+    return Verification(metrics={}, gates=results)

@@ -224,19 +224,48 @@ class Parity(Settings):
 
 
 class MetricGate(Settings):
-    """What a metric on the test data must reach, at least one of the two."""
+    """What a metric on the test data must reach, at least one of these."""
 
     min: Keyed[float | None] = None
     """The smallest value that passes."""
     max: Keyed[float | None] = None
     """The largest value that passes."""
+    min_improvement: Placement[float | None] = None
+    """By how much a candidate must be better than the champion, both measured on one server in one run."""
+    max_loss: Placement[Annotated[float, Field(ge=0)] | None] = None
+    """By how much a candidate may be worse than the champion, both measured on one server in one run."""
+    goal: Placement[Literal["maximize", "minimize"]] = "maximize"
+    """Which way is better, for `min_improvement` and `max_loss`."""
 
     @model_validator(mode="after")
     def _says_something(self) -> MetricGate:
-        if self.min is None and self.max is None:
-            raise ValueError("expected min, max or both")
+        if all(bound is None for bound in (self.min, self.max, self.min_improvement, self.max_loss)):
+            raise ValueError("expected min, max, min_improvement or max_loss")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"expected min <= max, got min {self.min:g} and max {self.max:g}: nothing passes")
+        return self
+
+
+class LoadGate(Settings):
+    """How a candidate must bear load next to the champion: ratios of one run, never absolute numbers."""
+
+    max_p99_ratio: Placement[Annotated[float, Field(gt=0)] | None] = None
+    """The candidate's p99 latency to the champion's, at most."""
+    min_throughput_ratio: Placement[Annotated[float, Field(gt=0)] | None] = None
+    """The candidate's requests per second to the champion's, at least."""
+    concurrency: Placement[PositiveInt] = 4
+    """Clients that ask at the same time."""
+    rows: Placement[PositiveInt] = 1
+    """Rows of each request."""
+    rounds: Placement[PositiveInt] = 6
+    """How often the two take turns."""
+    seconds: Placement[Annotated[float, Field(gt=0)]] = 1.0
+    """How long a turn takes."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> LoadGate:
+        if self.max_p99_ratio is None and self.min_throughput_ratio is None:
+            raise ValueError("expected max_p99_ratio, min_throughput_ratio or both")
         return self
 
 
@@ -247,6 +276,12 @@ class Gates(Settings):
     """How far the ONNX model's, the engine's and the server's answers may lie from PyTorch's."""
     metrics: Keyed[Mapping[MetricName, MetricGate]] = Field(default_factory=dict)
     """By name, the metrics that the recipe's `metric` returns, and what each must reach."""
+    slices: Placement[Mapping[MetricName, MetricGate]] = Field(default_factory=dict)
+    """By name, what a metric must reach on every slice that the recipe's metric names with `slices(targets)`."""
+    load: LoadGate | None = None
+    """Latency and throughput next to the champion's. Not measured if left out."""
+    repeat_tolerance: Placement[Annotated[float, Field(ge=0)]] = 0.0
+    """The largest difference between two answers of a server to the same request."""
     served_tolerance: Keyed[Annotated[float, Field(ge=0)]] = 0.001
     """The largest difference of a metric between PyTorch and the live server."""
     timeout_minutes: Placement[Annotated[float, Field(gt=0)]] = 30.0
@@ -258,6 +293,9 @@ class Publish(Settings):
 
     repository: Placement[PathText] = "model_repo"
     """The Triton model repository, relative to the pipeline file. Made if it is not there."""
+    keep: Placement[PositiveInt] = 5
+    """Versions of older releases than the newest that many are removed from the repository. Never the champion's, the
+    previous one's, the candidate's or a pinned one's; and what was removed can be rolled back to all the same."""
 
 
 InputName = Identifier

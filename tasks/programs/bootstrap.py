@@ -21,7 +21,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 PACKAGE = "enginehouse_programs"
-PROGRAMS = ("train", "curves", "export", "evaluate", "samples", "scores", "precision", "preflight")
+PROGRAMS = (
+    "train", "curves", "export", "evaluate", "golden", "load", "samples", "scores", "precision", "preflight",
+)  # fmt: skip
 MENDS = {
     "torch": "pip install torch",
     "onnx": "pip install onnx",

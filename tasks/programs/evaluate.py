@@ -13,18 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from .axes import Axes, Examples
 from .batches import Batch, Share, batches, check_inputs, map_tensors, to_array, to_arrays
 from .export_eager import DEFAULT_RTOL
 from .failures import ProgramFailed
-from .jobs import EvaluateJob, GoldenDifference, Report
+from .golden import compare_golden
+from .jobs import EvaluateJob, Report
 from .notes import Notes, Progress, write_json
-from .recipe import Arrays, Recipe
+from .recipe import Arrays, Metric, Recipe
 from .recipe_loading import load_recipe
-from .runtimes import TRITON_TYPES, Infer, runtime_of
+from .runtimes import runtime_of
+from .triton_requests import TRITON_TYPES, Infer
 
 GOLDEN_ROWS = 8
 
@@ -47,13 +48,14 @@ def main(job: EvaluateJob) -> None:
         "batches": 0,
         "batch_size": batch_rows(axes, job["batch_size"]),
         "golden": None,
+        "slices": {},
     }
     compare = job.get("compare_golden")
     if compare is not None:
         with notes.timed("golden"):
             report["golden"] = compare_golden(
                 infer,
-                recipe,
+                recipe.outputs,
                 Path(compare),
                 rtol=job.get("rtol", DEFAULT_RTOL),
                 rows=report["batch_size"],
@@ -81,6 +83,7 @@ def measure(infer: Infer, recipe: Recipe, axes: Axes, split: str, report: Report
     """Feed the whole split; fills in the report's metrics and counts."""
     dataset = recipe.data(split, list(axes.inputs))
     metric = recipe.metric()
+    slices: dict[str, Metric] = {}
     rows, length = report["batch_size"], len(dataset)
     plan = []
     for start in range(0, length, rows):
@@ -89,11 +92,24 @@ def measure(infer: Infer, recipe: Recipe, axes: Axes, split: str, report: Report
     progress = Progress(length)
     for batch in batches(recipe, dataset, plan):
         outputs = answer(infer, recipe, axes, split, batch)
-        recipe.update(metric, outputs, map_tensors(to_array, batch.targets))
+        targets = map_tensors(to_array, batch.targets)
+        recipe.update(metric, outputs, targets)
+        for name, mask in recipe.slices(metric, targets, batch.share.real).items():
+            if mask.any():
+                own = slices.setdefault(name, recipe.metric())
+                recipe.update(own, {key: value[mask] for key, value in outputs.items()}, masked(targets, mask))
         report["samples"] += batch.share.real
         report["batches"] += 1
         progress(report["samples"], f"{report['runtime']}: {report['samples']}/{length} samples")
     report["metrics"] = recipe.finite_result(metric)
+    report["slices"] = {name: recipe.finite_result(own) for name, own in sorted(slices.items())}
+
+
+def masked(targets: Any, mask: Any) -> Any:
+    """The rows of the targets that belong to a slice."""
+    if isinstance(targets, Mapping):
+        return {key: masked(value, mask) for key, value in targets.items()}
+    return targets[mask]
 
 
 def answer(infer: Infer, recipe: Recipe, axes: Axes, split: str, batch: Batch) -> Arrays:
@@ -161,42 +177,3 @@ def example_request(inputs: Arrays) -> dict[str, Any]:
             for name, value in inputs.items()
         ]
     }
-
-
-def in_requests(infer: Infer, inputs: Arrays, rows: int, *, batched: bool) -> Arrays:
-    """Ask in requests of at most `rows` rows, where the rows are a batch."""
-    total = len(next(iter(inputs.values())))
-    if not batched or total <= rows:
-        return infer(inputs)
-    parts = [infer({n: v[start : start + rows] for n, v in inputs.items()}) for start in range(0, total, rows)]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def compare_golden(
-    infer: Infer, recipe: Recipe, path: Path, *, rtol: float, rows: int, batched: bool
-) -> GoldenDifference:
-    """Ask the golden inputs; how far the answers are from the golden outputs."""
-    try:
-        golden = load_file(path)
-    except (FileNotFoundError, SafetensorError) as error:
-        raise ProgramFailed("configuration", f"golden examples cannot be read: {error}", where=str(path)) from error
-    inputs = {key.removeprefix("inputs."): value for key, value in golden.items() if key.startswith("inputs.")}
-    outputs = in_requests(infer, inputs, rows, batched=batched)
-    found: GoldenDifference = {"max_abs_difference": 0.0, "beyond_rtol": 0.0, "outputs": {}, "rows": 0}
-    for name in recipe.outputs:
-        expected = golden[f"outputs.{name}"]
-        got = outputs[name]
-        if got.shape != expected.shape or not np.isfinite(got.astype(np.float64)).all():
-            state = f"has the shape {list(got.shape)}" if got.shape != expected.shape else "holds nan or infinity"
-            raise ProgramFailed(
-                "not ready",
-                f"the answer to the golden inputs {state}; expected {list(expected.shape)}, finite",
-                where=f"output {name}",
-            )
-        exact = expected.astype(np.float64)
-        difference = np.abs(got.astype(np.float64) - exact)
-        found["outputs"][name] = float(difference.max(initial=0.0))
-        found["beyond_rtol"] = max(found["beyond_rtol"], float((difference - rtol * np.abs(exact)).max(initial=0.0)))
-        found["rows"] = int(expected.shape[0])
-    found["max_abs_difference"] = max(found["outputs"].values())
-    return found

@@ -321,6 +321,8 @@ class GoldenDifference(TypedDict):
     outputs: dict[str, float]
     """Largest absolute difference per output."""
     rows: int
+    repeated: float
+    """The largest difference between two answers to the same request."""
 
 
 class Report(TypedDict):
@@ -334,6 +336,8 @@ class Report(TypedDict):
     batches: int
     batch_size: int
     golden: GoldenDifference | None
+    slices: dict[str, dict[str, float]]
+    """Per slice that the recipe's metric names, what a metric fed with only its rows gave."""
 
 
 class RowsJob(TypedDict):
@@ -408,3 +412,57 @@ class PreflightJob(TypedDict):
     """Of the GPU that shall serve; the nearest older one that TensorRT-RTX knows stands in for others."""
     output: str
     work: str
+
+
+class GoldenJob(TypedDict):
+    """`golden`: the golden answers, asked of a Triton server; without recipe, data or torch."""
+
+    golden: str
+    """A `golden.safetensors`, as `evaluate` writes it."""
+    triton: TritonTarget
+    max_batch_size: int
+    """Of the served config; 0 where Triton does not batch."""
+    rtol: NotRequired[float]
+    output: str
+    work: str
+
+
+class LoadJob(TypedDict):
+    """`load`: two versions of one model under the same load in the same run, in turns; without recipe or data."""
+
+    golden: str
+    """Whose inputs are asked."""
+    url: str
+    """Of gRPC."""
+    model: str
+    versions: list[int]
+    rows: int
+    """Of each request."""
+    concurrency: int
+    rounds: int
+    seconds: float
+    """Of each version's turn in a round."""
+    output: str
+    work: str
+
+
+class Latency(TypedDict):
+    """Milliseconds per request, and requests per second."""
+
+    p50: float
+    p95: float
+    p99: float
+    throughput: float
+    requests: int
+
+
+class LoadReport(TypedDict):
+    """`output/report.json` of `load`."""
+
+    versions: dict[str, Latency]
+
+
+class GoldenReport(TypedDict):
+    """`output/report.json` of `golden`."""
+
+    golden: GoldenDifference

@@ -17,7 +17,9 @@
 
 `forward` may return a tensor, a tuple or a dict. `loss` gives one value per row, so that rows which only fill up a
 rank's share can weigh nothing. `metric` sees plain arrays, batch by batch, and is the same object on every runtime:
-`update(outputs: dict[str, ndarray], targets: ndarray)`, `result() -> dict[str, float]`.
+`update(outputs: dict[str, ndarray], targets: ndarray)`, `result() -> dict[str, float]`. It may have a method
+`slices(targets) -> dict[str, ndarray]`: masks over the rows, by a slice's name, on each of which a metric of its own is
+measured.
 
 Whatever the user's code raises becomes a failure of the kind `configuration` with the user's file, line and frames.
 """
@@ -245,6 +247,29 @@ class Recipe:
                 )
             numbers[name] = float(value)
         return numbers
+
+    def slices(self, metric: Metric, targets: Any, rows: int) -> dict[str, Array]:
+        """The slices of a batch that the metric names, as masks over its rows; none where it has no `slices`."""
+        give = getattr(metric, "slices", None)
+        if not callable(give):
+            return {}
+        what = f"{type(metric).__name__}.slices()"
+        with users_code(what, self.folder):
+            given = give(targets)
+        place = definition(give)
+        if not isinstance(given, Mapping):
+            raise ProgramFailed(
+                "configuration", f"{what} gave {described(given)}; expected a dict of masks by name", place=place
+            )
+        masks = {str(name): np.asarray(mask) for name, mask in given.items()}
+        for name, mask in masks.items():
+            if mask.dtype != np.bool_ or mask.shape != (rows,):
+                raise ProgramFailed(
+                    "configuration",
+                    f"{what}: {name!r} is {mask.dtype}{list(mask.shape)}; expected bool[{rows}], a value for each row",
+                    place=place,
+                )
+        return masks
 
     def finite_result(self, metric: Metric) -> dict[str, float]:
         """The metric's numbers; one that no gate can be compared with is refused."""

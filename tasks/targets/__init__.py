@@ -37,6 +37,10 @@ class DeployTarget(Protocol):
 
     def __init__(self, pipeline: Pipeline, home: Home) -> None: ...
 
+    @property
+    def size(self) -> int:
+        """How many servers there should be."""
+
     def check(self) -> None:
         """Raise `ToolMissing` when this target cannot work here; called before anything is built."""
 

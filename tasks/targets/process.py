@@ -50,6 +50,11 @@ class ProcessTarget:
         self._folder = home.serve
         self._name = server_name(self._repository)
 
+    @property
+    def size(self) -> int:
+        """One for each repository."""
+        return 1
+
     def check(self) -> None:
         """Raise `ToolMissing` when there is no Triton server that could be started."""
         triton.find_installation()

@@ -205,6 +205,19 @@ def test_a_changed_config_alone_moves_the_server_without_a_new_version(digits, f
         assert sorted(p.name for p in (copy.repository / "digits").iterdir()) == ["1", "2", "config.pbtxt"]
         (server,) = copy.report("serve", "status")
         assert server["models"] == ["digits 1", "digits 2"]
+
+        # Going back restores the versions and the config, and a run that nothing changed for does not undo it.
+        back = copy.report("releases", "rollback", "digits", "--reason", "wrong")
+        assert (back["release"], back["version"], back["servers"]) == ("digits/release@3", 1, [server["http"]])
+        assert (copy.repository / "digits" / "config.pbtxt").read_text() == config
+        refused = copy.enginehouse("run", copy.pipeline("digits"), "--set", "train.seed=3", status=9)
+        assert "digits/release@4, which this run would release, was rolled back by" in refused.stderr
+        forth = copy.report("releases", "promote", "digits/release@4")
+        assert (forth["state"], forth["metrics"]["accuracy"].keys()) == ("promoted", {"staging", "live"})
+        assert copy.report("run", copy.pipeline("digits"), "--set", "train.seed=3")["state"] == "unchanged"
+        shown = copy.report("releases", "show", "digits")
+        assert shown["release"] == "digits/release@4"
+        assert shown["data"].keys() == {"digits"}
     finally:
         copy.enginehouse("serve", "stop")
 
@@ -227,6 +240,7 @@ def test_gc_keeps_what_the_release_needs(digits, first, tmp_path):
     assert copy.report("artifacts", "gc", "--keep", "1") == would
     assert {row["artifact"] for row in copy.report("artifacts", "ls")} == {
         "digits/release@1",
+        "digits/promotion@1",
         "digits/train@3",
         *(f"digits/{stage}@1" for stage in KEYED),
     }

@@ -1,0 +1,71 @@
+"""Starts Triton in a container, serving what the mounted model repository says is released. Standard library only.
+
+Explicit model control starts empty, so every model that enginehouse released is named with `--load-model`: read anew at
+each start, a container that its restart policy brings back serves the champion, whatever was released since it was
+made. A model that cannot be loaded keeps no other from being served (`--exit-on-error=false`), and keeps the container
+unhealthy (health.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+REPOSITORY = Path("/models")
+MARK = "# Written by enginehouse"
+TOKEN = Path("/run/secrets/enginehouse-token")
+KEY = "enginehouse-token"
+
+
+def released(repository: Path) -> list[str]:
+    """The models with a config.pbtxt of ours, sorted."""
+    found = []
+    for folder in sorted(repository.iterdir()):
+        try:
+            with (folder / "config.pbtxt").open(encoding="utf-8", errors="replace") as file:
+                if file.readline().startswith(MARK):
+                    found.append(folder.name)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return found
+
+
+def arguments(repository: Path, token: str | None) -> list[str]:
+    """The command line."""
+    restricted = (
+        []
+        if token is None
+        else [
+            f"--http-restricted-api=model-repository:{KEY}={token}",
+            f"--grpc-restricted-protocol=model-repository:{KEY}={token}",
+        ]
+    )
+    return [
+        "tritonserver",
+        *os.environ.get("ENGINEHOUSE_ARGUMENTS", "").split(),
+        f"--model-repository={repository}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in released(repository)),
+        "--disable-auto-complete-config",
+        "--exit-on-error=false",
+        "--strict-readiness=true",
+        f"--exit-timeout-secs={os.environ.get('ENGINEHOUSE_DRAIN_SECONDS', '10')}",
+        # The network namespace is the container's own; what the world sees is decided where its ports are published.
+        *(f"--{protocol}-address=0.0.0.0" for protocol in ("http", "grpc", "metrics")),
+        *restricted,
+        *sys.argv[1:],
+    ]
+
+
+def main() -> None:
+    token = TOKEN.read_text().strip() if TOKEN.is_file() else None
+    argv = arguments(REPOSITORY, token)
+    # What a killed server of the same container left would fill the container's /dev/shm with every restart.
+    for left in Path("/dev/shm").glob("triton_python_backend_shm_region_*"):  # noqa: S108
+        left.unlink(missing_ok=True)
+    os.execvp(argv[0], argv)  # noqa: S606 - pid 1 becomes the server, which gets the stop signal
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The flows `promote`, `rollback`, `pin` and `repair`: `enginehouse releases` for `prefect deployment run`."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+
+from flows import releases
+from flows.releases import Desk, open_desk
+from tasks.events import Event, Listener
+
+
+@flow(name="promote", flow_run_name="promote {release}", persist_result=False)
+def promote(release: str, reason: str | None = None, home: Path | None = None) -> dict[str, Any]:
+    """Make a verified release the champion; the servers are moved one by one.
+
+    Parameters:
+        release: a release such as `digits/release@3`; or a pipeline's name or file, for its candidate
+        reason: why; kept with the record
+        home: the folder with the store; found from the pipeline file or the current folder if left out
+    """
+    return releases.promote(_desk(release, home), reason=reason)
+
+
+@flow(name="rollback", flow_run_name="roll back {release}", persist_result=False)
+def rollback(
+    release: str, to: str | None = None, reason: str | None = None, home: Path | None = None
+) -> dict[str, Any]:
+    """Go back to the champion before the champion: its versions, and its configuration to the byte.
+
+    Parameters:
+        release: a pipeline's name or file; or the release to go back to
+        to: the release to go back to, by name or number, where `release` names the pipeline
+        reason: why; kept with the record
+        home: the folder with the store; found from the pipeline file or the current folder if left out
+    """
+    return releases.roll_back(_desk(release, home), to=to, reason=reason)
+
+
+@flow(name="pin", flow_run_name="pin {release}", persist_result=False)
+def pin(release: str, remove: bool = False, home: Path | None = None) -> dict[str, Any]:
+    """Keep a release's versions in the repository for good.
+
+    Parameters:
+        release: a release such as `digits/release@3`; or a pipeline's name, for its champion
+        remove: let retention have it again
+        home: the folder with the store; found from the current folder if left out
+    """
+    return releases.set_pin(_desk(release, home), remove=remove)
+
+
+@flow(name="repair", flow_run_name="repair {release}", persist_result=False)
+def repair(release: str, home: Path | None = None) -> dict[str, Any]:
+    """Finish or undo what a process that died has left half done.
+
+    Parameters:
+        release: a pipeline's name or file
+        home: the folder with the store; found from the pipeline file or the current folder if left out
+    """
+    return releases.repair(_desk(release, home))
+
+
+def _desk(text: str, home: Path | None) -> Desk:
+    return open_desk(text, home=home, listener=_logged(get_run_logger()))
+
+
+def _logged(logger: Any) -> Listener:
+    def listen(event: Event) -> None:
+        if event["type"] == "note":
+            logger.warning(event["text"])
+        elif event["type"] == "line":
+            logger.info("%s: %s", event["stage"], event["line"])
+
+    return listen

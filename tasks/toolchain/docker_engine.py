@@ -1,0 +1,80 @@
+"""A Docker engine, through Docker's own SDK: found, and its errors in words. The only module that imports the SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from tasks.errors import NotReady, ToolMissing
+
+PREFIX = "org.enginehouse."
+"""Of the labels by which containers and images of ours are known again."""
+
+
+@cache
+def engine() -> Any:
+    """A `docker.DockerClient` on $DOCKER_HOST or the default socket. Raises ToolMissing where there is none."""
+    try:
+        import docker
+    except ImportError:
+        raise ToolMissing(
+            "the docker SDK",
+            why="`deploy.kind: docker` speaks to the Docker engine through it",
+            mend="pip install 'enginehouse[docker]'",
+        ) from None
+    try:
+        client = docker.from_env(timeout=60)
+        client.ping()
+    except docker.errors.DockerException as error:
+        raise ToolMissing(
+            "the Docker engine",
+            why=f"nothing answers at $DOCKER_HOST or the default socket: {error}",
+            mend="start it (Debian and Ubuntu: apt-get install docker.io), or name its socket in $DOCKER_HOST",
+        ) from error
+    return client
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """The engine's refusals inside the block become NotReady, in its own words."""
+    import docker
+    import requests
+
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise NotReady(f"{what}: the Docker engine says: {error.explanation or error}") from error
+    except requests.exceptions.RequestException as error:
+        raise NotReady(
+            f"{what}: the Docker engine does not answer: {error}\nstart it again, and run this again"
+        ) from error
+
+
+def require_image(image: str) -> Any:
+    """The image, pulled where it is not here. Raises ToolMissing with the way to make it."""
+    import docker
+
+    client = engine()
+    try:
+        return client.images.get(image)
+    except docker.errors.ImageNotFound:
+        pass
+    mend = (
+        "make it with `containers/build triton`"
+        if image.startswith("enginehouse/")
+        else "pull it, or name another `deploy.image`"
+    )
+    if image.startswith("enginehouse/"):  # made here, in no registry
+        raise ToolMissing(f"the image {image}", why="the containers are made from it", mend=mend)
+    try:
+        return client.images.pull(image)
+    except docker.errors.APIError as error:
+        raise ToolMissing(f"the image {image}", why=f"it cannot be pulled: {error.explanation}", mend=mend) from error
+
+
+def tail(container: Any, count: int = 12) -> tuple[str, ...]:
+    """The last lines of a container's log."""
+    text: bytes = container.logs(tail=count)
+    return tuple(text.decode(errors="replace").splitlines())

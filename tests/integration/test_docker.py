@@ -1,0 +1,291 @@
+"""Containers for real: a Docker engine that `.ci/run` starts, our image, several replicas, and what can happen to them.
+
+Needs `enginehouse/triton:cpu` (`containers/build triton`) and an engine at $DOCKER_HOST.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from flows.releases import bake, repair
+from tasks.errors import NotReady, ToolMissing
+from tasks.targets.docker import LABELS, remove_orphans
+from tasks.toolchain import triton_client
+from tasks.toolchain.docker_engine import engine
+from tasks.toolchain.processes import find_free_ports, is_free
+
+pytestmark = pytest.mark.docker
+
+TESTS = Path(__file__).parents[1]
+ENGINEHOUSE = Path(sys.executable).with_name("enginehouse")
+
+
+def _load(name: str, path: Path):
+    spec = spec_from_file_location(name, path)
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+release_lab = _load("release_lab", TESTS / "release_lab.py")
+Lab = release_lab.Lab
+
+
+@pytest.fixture(scope="module")
+def docker():
+    """The engine; a run that was asked for these tests must not skip them."""
+    try:
+        return engine()
+    except ToolMissing as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def lab(tmp_path, docker):
+    release_lab.no_proxy()
+    made = Lab(tmp_path / "lab", deploy="{kind: docker, replicas: 2, cpus: 1, memory: 1g}")
+    yield made
+    made.stop()
+
+
+def healthy(container) -> bool:
+    container.reload()
+    return container.attrs["State"].get("Health", {}).get("Status") == "healthy"
+
+
+def everyone(lab, version=None) -> list[float]:
+    return [lab.ask(version, server=index) for index in range(len(lab.target.observe()))]
+
+
+def test_releases_move_two_replicas_and_back_and_survive_kills_and_restarts(lab, docker):
+    lab.promote(lab.release(1, stage=True))
+    config = lab.config
+    containers = lab.target._containers()
+    assert everyone(lab) == [1, 1]
+    lab.promote(lab.release(2, stage=True))
+    assert [c.id for c in lab.target._containers()] == [c.id for c in containers], "moved, not made anew"
+    assert (everyone(lab), everyone(lab, 1)) == ([2, 2], [1, 1])
+    assert release_lab.eventually(lambda: all(map(healthy, containers)), 60)
+
+    # As it should be made: nobody's root, nothing writable, limits, loopback, no secrets.
+    seen = containers[0].attrs
+    host = seen["HostConfig"]
+    assert seen["Config"]["User"] == "10001:10001"
+    assert (host["ReadonlyRootfs"], host["CapDrop"], host["Memory"]) == (True, ["ALL"], 1 << 30)
+    assert host["NanoCpus"] == 10**9
+    assert host["RestartPolicy"]["Name"] == "unless-stopped"
+    assert {b["HostIp"] for bound in host["PortBindings"].values() for b in bound} == {"127.0.0.1"}
+    assert [(m["Destination"], m["RW"]) for m in seen["Mounts"]] == [("/models", False)]
+    assert seen["Config"]["StopSignal"] == "SIGTERM"
+
+    # Killed: its policy brings it back, and it serves the champion that was released after it was made.
+    containers[0].exec_run(["kill", "-9", "1"])
+    pid = seen["State"]["Pid"]
+    os.kill(pid, 9)
+    assert release_lab.eventually(lambda: restarted(containers[0], pid), 30)
+    address = lab.target.observe()[0].address
+    assert release_lab.eventually(lambda: triton_client.model_ready(address, "adding", 2), 60)
+    assert everyone(lab) == [2, 2]
+
+    # Back, to the byte, on both.
+    lab.roll_back()
+    assert lab.config == config
+    assert everyone(lab) == [1, 1]
+    containers[1].restart(timeout=20)
+    address = lab.target.observe()[1].address
+    assert release_lab.eventually(lambda: triton_client.model_ready(address, "adding", 1), 60)
+    assert everyone(lab) == [1, 1]
+
+
+def restarted(container, pid) -> bool:
+    container.reload()
+    return container.status == "running" and container.attrs["State"]["Pid"] not in (0, pid)
+
+
+def test_a_replica_that_is_paused_stops_the_rollout_and_the_others_are_moved_back(lab, docker):
+    lab.promote(lab.release(1))
+    containers = lab.target._containers()
+    second = lab.release(2)
+    containers[1].pause()
+    try:
+        with pytest.raises(NotReady):
+            lab.promote(second)
+    finally:
+        containers[1].unpause()
+    assert everyone(lab) == [1, 1]
+    lab.promote(second)
+    assert everyone(lab) == [2, 2]
+
+
+def test_another_pipeline_file_makes_the_containers_anew_and_a_second_time_nothing(lab, docker):
+    lab.promote(lab.release(1))
+    before = [c.id for c in lab.target._containers()]
+    assert [c.id for c in (docker.containers.get(r.name) for r in lab.target.ensure([], print))] == before
+    lab.deploy = "{kind: docker, replicas: 1, memory: 512m}"
+    lab.configure()
+    lab.target.ensure(["adding"], lab.heard.append)
+    (container,) = lab.target._containers()
+    assert container.id not in before
+    assert container.attrs["HostConfig"]["Memory"] == 512 << 20
+    assert everyone(lab) == [1]
+
+
+def test_a_container_that_somebody_removed_is_repaired(lab, docker):
+    lab.promote(lab.release(1))
+    lab.promote(lab.release(2))
+    lab.target._containers()[0].remove(force=True)
+    assert repair(lab.desk())["release"] == "adding/release@2"
+    assert everyone(lab) == [2, 2]
+
+
+def test_a_candidate_that_cannot_load_is_refused_by_the_staging_container(lab, docker, monkeypatch):
+    lab.promote(lab.release(1))
+    whole = release_lab.adding
+    monkeypatch.setattr(release_lab, "adding", lambda number, broken=False: whole(number, broken=True))
+    with pytest.raises(NotReady, match="could not load adding"):
+        lab.release(2, stage=True)
+    assert everyone(lab) == [1, 1]
+    assert docker.containers.list(all=True, filters={"label": LABELS["staging"]}) == []
+
+
+def test_a_staging_container_whose_maker_was_killed_is_removed(lab, docker):
+    left = docker.containers.create("enginehouse/triton:cpu", labels={LABELS["staging"]: "other-boot 1 1"})
+    remove_orphans()
+    assert left.id not in [c.id for c in docker.containers.list(all=True)]
+
+
+def test_gpus_that_are_not_there_get_one_clear_error(lab, docker):
+    lab.deploy = "{kind: docker, gpus: all}"
+    lab.configure()
+    with pytest.raises(NotReady, match="the Docker engine says"):
+        lab.target.ensure([], lab.heard.append)
+
+
+def test_an_image_that_is_not_there_names_the_way_to_make_it(lab, docker):
+    lab.deploy = "{kind: docker, image: 'enginehouse/triton:nowhere'}"
+    lab.configure()
+    with pytest.raises(ToolMissing, match="containers/build triton"):
+        lab.target.check()
+
+
+def test_the_commands_show_and_end_containers(lab, docker):
+    lab.promote(lab.release(1))
+    environment = os.environ | {"ENGINEHOUSE_HOME": str(lab.home.root)}
+
+    def enginehouse(*words):
+        done = subprocess.run(
+            [str(ENGINEHOUSE), *words], cwd=lab.root, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    servers = json.loads(enginehouse("serve", "status", "--json"))
+    assert [(s["models"], s["state"]) for s in servers] == [(["adding 1"], "answers")] * 2
+    started = time.monotonic()
+    enginehouse("serve", "stop")
+    assert time.monotonic() - started < 40
+    assert lab.target._containers() == []
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """Debian's docker-registry on a free port; a function that ends it."""
+    (port,) = find_free_ports(1)
+    config = tmp_path / "registry.yml"
+    config.write_text(
+        "version: 0.1\n"
+        f"storage: {{filesystem: {{rootdirectory: {tmp_path}/registry}}}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'}}\n"
+    )
+    with (tmp_path / "registry.log").open("wb") as log:
+        process = subprocess.Popen(["docker-registry", "serve", str(config)], stdout=log, stderr=log)
+    assert release_lab.eventually(lambda: not is_free(port))
+    yield f"127.0.0.1:{port}", process.kill
+    process.kill()
+    process.wait()
+
+
+def test_a_release_baked_into_an_image_is_pushed_and_serves_without_a_repository(lab, docker, registry):
+    address, end_registry = registry
+    lab.promote(lab.release(1))
+    lab.promote(lab.release(2))
+    tag = f"{address}/adding:2"
+    done = bake(lab.desk(), tag, base="enginehouse/triton:cpu", push=True)
+    assert done["release"] == "adding/release@2"
+    name, _, digest = done["digest"].partition("@")
+    assert (name, digest[:7]) == (f"{address}/adding", "sha256:")
+    docker.images.remove(tag, force=True)
+    image = docker.images.pull(done["digest"])
+    labels = image.labels
+    engine_content = lab.desk().standing.champion.record.materials["engine"].content
+    assert labels["org.enginehouse.version.2"] == str(engine_content)
+    assert labels["org.enginehouse.release"] == "adding/release@2"
+    (port,) = find_free_ports(1)
+    container = docker.containers.run(
+        done["digest"],
+        detach=True,
+        ports={"8000/tcp": ("127.0.0.1", port)},
+        read_only=True,
+        tmpfs={"/tmp": ""},
+    )
+    try:
+        assert release_lab.eventually(lambda: healthy(container), 60)
+        url = f"http://127.0.0.1:{port}"
+        assert (release_lab.answer(url), release_lab.answer(url, 1)) == (2.5, 1.5)
+    finally:
+        container.remove(force=True)
+
+    end_registry()
+    with pytest.raises(NotReady, match="run this again"):
+        bake(lab.desk(), f"{address}/adding:again", base="enginehouse/triton:cpu", push=True)
+    assert docker.images.get(f"{address}/adding:again").labels == labels
+    assert everyone(lab) == [2, 2]
+
+
+@pytest.mark.skipif("ENGINEHOUSE_TEST_DOCKERD" not in os.environ, reason="needs an engine that it may restart")
+def test_after_a_restart_of_the_engine_the_champion_serves_again(lab, docker):
+    folder = os.environ["ENGINEHOUSE_TEST_DOCKERD"]
+    lab.promote(lab.release(1))
+    lab.promote(lab.release(2))
+    servers = [replica.address for replica in lab.target.observe()]
+    for verb in ("stop", "start"):
+        subprocess.run([str(TESTS.parent / ".ci" / "dockerd"), verb, folder], check=True, timeout=120)
+    assert release_lab.eventually(lambda: all(triton_client.model_ready(a, "adding", 2) for a in servers), 90)
+    assert everyone(lab) == [2, 2]
+    assert [replica.address for replica in lab.target.observe()] == servers, "at the same ports"
+
+
+def test_the_trainer_trains_in_a_container_that_may_write_nothing_but_its_folder(tmp_path, docker):
+    work = tmp_path / "work"
+    shutil.copytree(TESTS.parent / "examples" / "digits", work / "digits")
+    for path in [work, *work.rglob("*")]:
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    words = ["run", "/work/digits/pipeline.yaml", "--until", "export", "--set", "train.max_epochs=2", "--json"]
+    container = docker.containers.run(
+        "enginehouse/trainer:cpu",
+        words,
+        detach=True,
+        read_only=True,
+        tmpfs={"/tmp": ""},
+        volumes={str(work): {"bind": "/work", "mode": "rw"}},
+        cap_drop=["ALL"],
+        shm_size="256m",
+    )
+    try:
+        status = container.wait(timeout=400)["StatusCode"]
+        log = container.logs(stdout=True, stderr=True).decode()
+        assert status == 0, log[-3000:]
+        report = json.loads(container.logs(stdout=True, stderr=False))
+        assert [stage["state"] for stage in report["stages"]] == ["built", "built"]
+    finally:
+        container.remove(force=True)

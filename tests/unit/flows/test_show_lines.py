@@ -1,0 +1,108 @@
+"""What a person sees: lines that stay whole where they are read by a program, and a view that moves while it waits."""
+
+import io
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flows import cli, show, words
+
+ENDED = {
+    "type": "stage_ended",
+    "stage": "train",
+    "state": "built",
+    "artifact": "digits/train@1",
+    "seconds": 22.0,
+    "metrics": {"train_loss": 0.04826, "validation_accuracy": 0.9889, "validation_loss": 0.05093},
+}
+
+
+def terminal(width: int) -> tuple[Console, io.StringIO]:
+    written = io.StringIO()
+    return Console(file=written, force_terminal=True, color_system=None, width=width, highlight=False), written
+
+
+def test_what_is_no_terminal_gets_lines_of_any_length(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show.RunView(show.console(stderr=True))(ENDED)
+    show.console().print(show.rows(["artifact", ""], [["digits/train@1", "x" * 300]], cut=True))
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert said.err.endswith("22 s  train_loss 0.04826, validation_accuracy 0.9889, validation_loss 0.05093\n")
+    assert "x" * 300 in said.out
+
+
+def test_a_narrow_terminal_gets_the_metrics_on_a_line_of_their_own():
+    console, written = terminal(80)
+    show.RunView(console)(ENDED)
+    first, second = written.getvalue().splitlines()
+    assert first.endswith("22 s")
+    assert second == " " * 15 + "train_loss 0.04826, validation_accuracy 0.9889, validation_loss 0.05093"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_running_line_counts_on_between_events_and_stays_one_line(width, monkeypatch):
+    console, _ = terminal(width)
+    view = show.RunView(console)
+    view({"type": "stage_started", "stage": "triton_config", "why": "config.serve.max_batch_size: 1 -> 2; " * 5})
+    now = time.monotonic()
+    monkeypatch.setattr(show.time, "monotonic", lambda: now + 41)
+    with console.capture() as drawn:
+        console.print(view._running())
+    assert drawn.get().count("\n") == 1
+    assert " 41 s " in drawn.get()
+
+
+def test_the_view_tells_what_it_waits_for_before_the_first_stage():
+    console, written = terminal(80)
+    view = show.RunView(console)
+    view.waits_for("starting Prefect")
+    console.print(view._running())
+    assert "starting Prefect" in written.getvalue()
+
+
+def test_a_path_is_shown_whole_whatever_is_in_it(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "[bold]my model[/bold]"
+    cli.init(folder, name="m")
+    said = capsys.readouterr().out
+    assert f"wrote {folder / 'recipe.py'}\n" in said
+    following = shlex.split(said.splitlines()[-1])
+    assert following[0] == "next:"
+    assert following[-2:] == ["run", str(folder / "pipeline.yaml")]
+    console, written = terminal(80)
+    for line in show.card({"name": "a", "log": str(folder) + "x" * 80}):
+        console.print(line, soft_wrap=True)
+    assert str(folder) + "x" * 80 in written.getvalue()
+
+
+def test_a_command_is_named_so_that_the_shell_finds_it(tmp_path, monkeypatch):
+    command = tmp_path / "bin" / "enginehouse"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command.with_name("python3")))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert words.invoked() == [str(command)]
+    monkeypatch.setenv("PATH", str(command.parent))
+    assert words.invoked() == ["enginehouse"]
+    monkeypatch.setattr(sys, "executable", str(Path("/nowhere/python3")))
+    assert words.invoked() == ["enginehouse"]
+
+
+def test_ctrl_c_ends_with_a_word_and_the_status_of_an_interrupt(monkeypatch, capsys):
+    def interrupt(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_home", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "status", "--json"])
+    assert ended.value.code == cli.INTERRUPTED
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "interrupted"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "status"])
+    assert ended.value.code == cli.INTERRUPTED
