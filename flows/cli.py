@@ -56,6 +56,7 @@ app = App(
     help="Takes a PyTorch model from training to a verified model on Triton Inference Server.",
     help_epilogue=EXIT_STATUS,
     help_format="plaintext",
+    console=out,
     suppress_keyboard_interrupt=False,  # `main` tells what became of the run
 )
 artifacts = App(name="artifacts", help="What was built: list, show, check, clean up.")

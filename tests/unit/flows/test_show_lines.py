@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -106,3 +108,45 @@ def test_ctrl_c_ends_with_a_word_and_the_status_of_an_interrupt(monkeypatch, cap
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "status"])
     assert ended.value.code == cli.INTERRUPTED
+
+
+@pytest.mark.parametrize("width", [70, 80, 120])
+def test_a_listing_cuts_its_last_column_and_nothing_else(width):
+    console, _ = terminal(width)
+    line = [
+        "digits/triton_config@1",
+        "f35ffff805d1",
+        "382 B",
+        "2026-11-30 18:00:10",
+        "accuracy 0.98, loss 0.1, more 0.2",
+    ]
+    with console.capture() as drawn:
+        console.print(show.rows(["artifact", "content", "size", "built (UTC)", ""], [line], cut=True))
+    row = drawn.get().splitlines()[1]
+    assert row.split("  ")[:4] == line[:4]
+    assert row.rstrip().endswith("…") == (width < 105)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["artifacts", "show", "--help"]])
+def test_a_reader_that_has_had_enough_is_no_error(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_tells():
+    code = (
+        "from flows import show\n"
+        "view = show.RunView(show.console(stderr=True))\n"
+        "for _ in range(3): view({'type': 'note', 'text': 'x'})\n"
+        "print('went on')"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, text=True, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stdout) == (0, "went on\n")
