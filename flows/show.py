@@ -291,7 +291,10 @@ class Bytes:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True
+            *(TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn()),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("bytes", total=None)
 

@@ -150,3 +150,9 @@ def test_a_run_goes_on_when_nobody_reads_what_it_tells():
     ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, text=True, check=False)
     os.close(write)
     assert (ended.returncode, ended.stdout) == (0, "went on\n")
+
+
+def test_a_progress_bar_leaves_nothing_where_there_is_no_terminal(capsys):
+    with show.Bytes(show.console(stderr=True)) as progress:
+        progress(1, 2)
+    assert capsys.readouterr().err == ""
