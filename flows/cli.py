@@ -310,7 +310,7 @@ def engine_setup(
     from tasks.toolchain import builder_environment
 
     made = builder_environment.setup(name, folder=into, say=lambda line: err.print(line, style="dim", markup=False))
-    out.print(f"{name} is ready: {made.folder}", soft_wrap=True)
+    out.print(f"{name} is ready: {made.folder}", markup=False, soft_wrap=True)
 
 
 @artifacts.command(name="ls")
