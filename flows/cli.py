@@ -21,6 +21,7 @@ from flows.releases_cli import releases
 from flows.report import report_of
 from flows.words import invoked
 from tasks import validate
+from tasks.artifacts.durable import reported
 from tasks.artifacts.record import ArtifactRef, BuildRecord
 from tasks.artifacts.store import ArtifactStore
 from tasks.errors import ArtifactCorrupt, CommandFailed, ConfigError, EnginehouseError, ToolMissing
@@ -163,6 +164,11 @@ def _unchanged(job: Job) -> dict[str, Any] | None:
 
 
 def _run_flow(home: Home, name: str, request: Mapping[str, Any], listener: Listener) -> dict[str, Any]:
+    with reported(home.root, "the home"):  # its log grows as long as the run goes
+        return _run_logged(home, name, request, listener)
+
+
+def _run_logged(home: Home, name: str, request: Mapping[str, Any], listener: Listener) -> dict[str, Any]:
     home.runs.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     request_file, log = home.runs / f"{stamp}-{name}.json", home.runs / f"{stamp}-{name}.log"

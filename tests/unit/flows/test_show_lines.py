@@ -1,5 +1,6 @@
 """What a person sees: lines that stay whole where they are read by a program, and a view that moves while it waits."""
 
+import errno
 import io
 import json
 import os
@@ -13,6 +14,9 @@ import pytest
 from rich.console import Console
 
 from flows import cli, show, words
+from tasks.errors import StoreUnusable
+from tasks.events import silent
+from tasks.home import Home
 
 ENDED = {
     "type": "stage_ended",
@@ -156,3 +160,18 @@ def test_a_progress_bar_leaves_nothing_where_there_is_no_terminal(capsys):
     with show.Bytes(show.console(stderr=True)) as progress:
         progress(1, 2)
     assert capsys.readouterr().err == ""
+
+
+def test_a_log_that_cannot_be_written_is_the_home_s_fault_and_not_ours(tmp_path, monkeypatch):
+    (tmp_path / "runs").write_text("in the way")
+    with pytest.raises(StoreUnusable, match="runs"):
+        cli._run_flow(Home(tmp_path), "digits", {}, silent)
+    (tmp_path / "runs").unlink()
+    (tmp_path / "runs").mkdir()
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cli.command, "run", full)
+    with pytest.raises(StoreUnusable, match="the disk is full"):
+        cli._run_flow(Home(tmp_path), "digits", {}, silent)
