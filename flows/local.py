@@ -24,6 +24,9 @@ DEFAULTS = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
+    # The temporary server is started with `-m`, which looks for modules in the current folder first: a `json.py` there
+    # would be taken for Python's own.
+    "PYTHONSAFEPATH": "1",
 }
 
 

@@ -1,6 +1,9 @@
 """What the flow's own process does before Prefect is asked."""
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -35,3 +38,12 @@ def test_a_prefect_server_that_does_not_answer_is_named(monkeypatch):
             pytest.raises(NotReady, match=url),
         ):
             local.check_server()
+
+
+def test_what_prefect_starts_takes_no_module_from_the_current_folder(tmp_path):
+    for name in ("json", "tasks", "logging"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')\n")
+    environ = {**os.environ, **local.DEFAULTS}
+    command = [sys.executable, "-m", "uvicorn", "--version"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
