@@ -232,6 +232,31 @@ def bake(desk: Desk, tag: str, *, base: str, push: bool) -> dict[str, Any]:
     }
 
 
+def render(desk: Desk, image: str, *, replicas: int, gpus: int, kserve: bool, canary_percent: int | None) -> str:
+    """Write Kubernetes manifests for the named release, or the champion, baked into `image`."""
+    from tasks.targets import kubernetes
+
+    now = desk.standing
+    release = desk.named or now.champion
+    if release is None:
+        raise Refused(f"{desk.name} has no champion; name the release\n{_known(now)}")
+    unit = kubernetes.Unit(
+        name=kubernetes.object_name(release.model),
+        image=image,
+        model=release.model,
+        version=release.version,
+        release=str(release.ref),
+        record=str(release.ref.record),
+        config=release.config(desk.store),
+        replicas=replicas,
+        gpus=gpus,
+    )
+    objects = (
+        kubernetes.inference_service(unit, canary_percent=canary_percent) if kserve else kubernetes.manifests(unit)
+    )
+    return kubernetes.to_yaml(objects)
+
+
 def listing(desk: Desk) -> list[dict[str, Any]]:
     """Every release of the pipeline, oldest first."""
     now = desk.standing

@@ -180,6 +180,25 @@ def releases_bake(
         out.print(f"{done['release']} is in {done['digest'] or done['image']} ({done['id'][:19]})", soft_wrap=True)
 
 
+@releases.command(name="render")
+def releases_render(
+    what: What = None,
+    /,
+    *,
+    image: Annotated[str, Parameter(help="The baked image with its digest: NAME@sha256:…")],
+    replicas: Annotated[int, Parameter(help="Pods.")] = 2,
+    gpus: Annotated[int, Parameter(help="GPUs of each pod.")] = 0,
+    kserve: Annotated[bool, Parameter(negative=(), help="KServe's InferenceService instead of plain objects.")] = False,
+    canary: Annotated[
+        int | None, Parameter(help="With --kserve: the share of the traffic that goes to this release, in per cent.")
+    ] = None,
+    home: HomeFolder = None,
+) -> None:
+    """Print Kubernetes manifests for a release that was baked into an image; nothing is applied."""
+    desk = acts.open_desk(what, home=home, listener=_told)
+    sys.stdout.write(acts.render(desk, image, replicas=replicas, gpus=gpus, kserve=kserve, canary_percent=canary))
+
+
 def _print_moved(done: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         _print_json(done)

@@ -52,9 +52,9 @@ def start(
 ) -> ServerRecord:
     """Starts a server that outlives us, recorded in `folder/<name>.json`, with its log in `folder/<name>.log`.
 
-    It loads `models`. On an address that others can reach, it loads and lists models only for whoever has the token in
-    `folder/<name>.token`, which is in no record and in no error. A port of None is chosen free. `arguments` go to tritonserver as they are. Returns when the
-    process runs, not when it is ready.
+    It loads `models`. A port of None is chosen free. `arguments` go to tritonserver as they are. Returns when the
+    process runs, not when it is ready. On an address that others can reach, it loads and lists models only for whoever
+    has the token in `folder/<name>.token`, which is in no record and in no error.
 
     Raises NotReady for an occupied port (naming it and who listens), Refused where a server of that name runs already.
     """

@@ -1,8 +1,8 @@
 """The token without which an exposed server loads and unloads nothing: Triton's restricted API for `model-repository`.
 
-Anybody who may load models may run code in the server (a model of the `python` backend is code). So whoever can reach a
-server's ports from elsewhere must not be able to. The token lies in a file of its own beside the server's record, and in
-no record, log, argument list of ours or `docker inspect`.
+Anybody who may load models may run code in the server (a model of the `python` backend is code). So whoever can reach
+server's ports from elsewhere must not be able to. The token lies in a file of its own beside the server's record, and
+in no record, log, argument list of ours or `docker inspect`.
 """
 
 from __future__ import annotations
