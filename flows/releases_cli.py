@@ -180,6 +180,35 @@ def releases_bake(
         out.print(f"{done['release']} is in {done['digest'] or done['image']} ({done['id'][:19]})", soft_wrap=True)
 
 
+@releases.command(name="shadow")
+def releases_shadow(
+    what: What = None,
+    /,
+    *,
+    requests: Annotated[
+        Path | None,
+        Parameter(
+            help="A file with one request a line, in the JSON of Triton's HTTP protocol; else the golden inputs."
+        ),
+    ] = None,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Replay requests to the champion and the candidate on a staging server, and tell how they differ."""
+    found = acts.shadow(acts.open_desk(what, home=home, listener=_told), requests=requests)
+    if as_json:
+        _print_json(found)
+        return
+    out.print(f"{found['candidate']} beside {found['champion']}, {found['requests']} requests", soft_wrap=True)
+    outputs = [
+        [name, f"{v['max']:.3g}", f"{v['mean']:.3g}", f"{v['other_choice']} of {v['choices']}"]
+        for name, v in found["outputs"].items()
+    ]
+    out.print(show.rows(["output", "largest difference", "mean", "another choice"], outputs))
+    latencies = [[who, f"{v['p50']:.3g}", f"{v['p99']:.3g}"] for who, v in found["latency"].items()]
+    out.print(show.rows(["latency (ms)", "p50", "p99"], latencies))
+
+
 @releases.command(name="render")
 def releases_render(
     what: What = None,
