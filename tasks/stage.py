@@ -237,7 +237,7 @@ def run_step(step: Step, *, log: Path, on_line: Callable[[str], None], run: comm
 def _run_once(step: Step, *, log: Path, on_line: Callable[[str], None], run: command.Runner) -> str | None:
     if step.output.exists():
         shutil.rmtree(step.output)
-    for folder in (step.output, Path(step.job["work"]), *step.makes):
+    for folder in (step.output, *step.makes):
         folder.mkdir(parents=True, exist_ok=True)
     # Not canonical JSON: that sorts, and a graph has its inputs in the order in which the job names them.
     step.job_file.write_text(json.dumps(dict(step.job), indent=1) + "\n")
@@ -329,7 +329,7 @@ def program_step(
     `script`, a Python file of the user's with its arguments, takes the program's place.
     """
     name = name or program
-    output, job_file = site.work / name / "output", site.work / f"{name}.json"
+    output, work, job_file = site.work / name / "output", site.work / name / "work", site.work / f"{name}.json"
     program_argv = command.python_program(program, job_file)
     if python is not None:
         program_argv = [str(python), *program_argv[1:]]
@@ -339,8 +339,9 @@ def program_step(
         argv=(*launcher, *(program_argv if script is None else script)),
         timeout_seconds=timeout_seconds,
         output=output,
-        job={**job, "output": str(output), "work": str(site.work / name / "work")},
+        job={**job, "output": str(output), "work": str(work)},
         job_file=job_file,
+        makes=(work,),
         env=env or {},
         grace_seconds=grace_seconds,
         after_failure=after_failure,
