@@ -21,6 +21,7 @@ from flows.releases_cli import releases
 from flows.report import report_of
 from flows.words import invoked
 from tasks import validate
+from tasks.artifacts.durable import reported
 from tasks.artifacts.record import ArtifactRef, BuildRecord
 from tasks.artifacts.store import ArtifactStore
 from tasks.errors import ArtifactCorrupt, CommandFailed, ConfigError, EnginehouseError, ToolMissing
@@ -56,6 +57,7 @@ app = App(
     help="Takes a PyTorch model from training to a verified model on Triton Inference Server.",
     help_epilogue=EXIT_STATUS,
     help_format="plaintext",
+    console=out,
     suppress_keyboard_interrupt=False,  # `main` tells what became of the run
 )
 artifacts = App(name="artifacts", help="What was built: list, show, check, clean up.")
@@ -162,6 +164,11 @@ def _unchanged(job: Job) -> dict[str, Any] | None:
 
 
 def _run_flow(home: Home, name: str, request: Mapping[str, Any], listener: Listener) -> dict[str, Any]:
+    with reported(home.root, "the home"):  # its log grows as long as the run goes
+        return _run_logged(home, name, request, listener)
+
+
+def _run_logged(home: Home, name: str, request: Mapping[str, Any], listener: Listener) -> dict[str, Any]:
     home.runs.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     request_file, log = home.runs / f"{stamp}-{name}.json", home.runs / f"{stamp}-{name}.log"
@@ -309,7 +316,7 @@ def engine_setup(
     from tasks.toolchain import builder_environment
 
     made = builder_environment.setup(name, folder=into, say=lambda line: err.print(line, style="dim", markup=False))
-    out.print(f"{name} is ready: {made.folder}", soft_wrap=True)
+    out.print(f"{name} is ready: {made.folder}", markup=False, soft_wrap=True)
 
 
 @artifacts.command(name="ls")

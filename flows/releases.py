@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from tasks import deploy, publish
+from tasks import deploy, publish, verify
 from tasks.artifacts.digest import Digest
 from tasks.artifacts.store import ArtifactStore
 from tasks.config import Pipeline
@@ -27,7 +27,7 @@ from tasks.releases import (
     superfluous,
     unpin,
 )
-from tasks.served import Candidate, Verification, disagreements
+from tasks.served import Candidate, Verification, compare_answers, disagreements
 from tasks.targets import DeployTarget, Replica, target_of
 from tasks.toolchain import triton_client
 from tasks.toolchain.provenance import Origin, Provenance
@@ -232,6 +232,74 @@ def bake(desk: Desk, tag: str, *, base: str, push: bool) -> dict[str, Any]:
     }
 
 
+def shadow(desk: Desk, *, requests: Path | None = None) -> dict[str, Any]:
+    """Replay requests to the champion and to the named release or the candidate, on a staging server."""
+    now = desk.standing
+    champion, release = now.champion, desk.named or now.candidate
+    if champion is None:
+        raise Refused(f"{desk.name} has no champion to compare with\n{_known(now)}")
+    if release is None or champion.version not in release.versions or champion.version == release.version:
+        raise Refused(
+            f"{desk.name} has no candidate that lists the champion's version {champion.version} beside its own\n"
+            f"run the pipeline with --until publish to make one; {_known(now)}"
+        )
+    if requests is not None and not requests.is_file():
+        raise ConfigError(Problem(f"{requests} does not exist", hint="name a file with one request a line"))
+    candidate = candidate_of(desk.store, release)
+    engine = release.record.materials["engine"]
+    with verify.staged(
+        candidate,
+        target=desk.target,
+        home=desk.home,
+        model_folder=_observe(desk).folder,
+        source=partial(desk.store.materialise, engine.content),
+    ) as (server, folder):
+        found = compare_answers(
+            server.address,
+            desk.pipeline,
+            candidate,
+            champion=champion.version,
+            requests=requests,
+            work=folder / "shadow",
+            log=folder / "shadow.log",
+            listener=desk.listener,
+        )
+    names = {str(champion.version): "champion", str(release.version): "candidate"}
+    return {
+        "pipeline": desk.name,
+        "champion": str(champion.ref),
+        "candidate": str(release.ref),
+        "requests": found["requests"],
+        "outputs": found["outputs"],
+        "latency": {names[version]: value for version, value in found["latency"].items()},
+    }
+
+
+def render(desk: Desk, image: str, *, replicas: int, gpus: int, kserve: bool, canary_percent: int | None) -> str:
+    """Write Kubernetes manifests for the named release, or the champion, baked into `image`."""
+    from tasks.targets import kubernetes
+
+    now = desk.standing
+    release = desk.named or now.champion
+    if release is None:
+        raise Refused(f"{desk.name} has no champion; name the release\n{_known(now)}")
+    unit = kubernetes.Unit(
+        name=kubernetes.object_name(release.model),
+        image=image,
+        model=release.model,
+        version=release.version,
+        release=str(release.ref),
+        record=str(release.ref.record),
+        config=release.config(desk.store),
+        replicas=replicas,
+        gpus=gpus,
+    )
+    objects = (
+        kubernetes.inference_service(unit, canary_percent=canary_percent) if kserve else kubernetes.manifests(unit)
+    )
+    return kubernetes.to_yaml(objects)
+
+
 def listing(desk: Desk) -> list[dict[str, Any]]:
     """Every release of the pipeline, oldest first."""
     now = desk.standing
@@ -346,10 +414,22 @@ def retain(store: ArtifactStore, pipeline: Pipeline, listener: Listener) -> list
 
 def refuse_unfit(store: ArtifactStore, pipeline: Pipeline, name: str, engine: Digest, target: DeployTarget) -> None:
     """Raise `Refused` when the target's servers cannot load the engine, before anything is copied or started."""
-    unfit = kind_of(pipeline).unfit(store.get_record(engine).details, target.facts())
+    details = store.get_record(engine).details
+    _refuse(f"{name} does not fit the server; nothing was copied", kind_of(pipeline).unfit(details, target.facts()))
+
+
+def refuse_unfit_plan(pipeline: Pipeline, target: DeployTarget) -> None:
+    """Raise `Refused` when the engine that the pipeline file describes would not fit, before an hour of training."""
+    kind = kind_of(pipeline)
+    if (details := kind.expected(pipeline)) is not None:
+        what = f"the engine of {pipeline.name} would not fit the server; nothing was run"
+        _refuse(what, kind.unfit(details, target.facts()))
+
+
+def _refuse(what: str, unfit: Sequence[str]) -> None:
     if unfit:
         raise Refused(
-            f"{name} does not fit the server; nothing was copied:\n"
+            f"{what}:\n"
             + "\n".join(f"  {reason}" for reason in unfit)
             + "\nbuild it for what serves (engine.target, engine.compute_capability), or serve with what it is for"
         )

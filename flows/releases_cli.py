@@ -180,6 +180,54 @@ def releases_bake(
         out.print(f"{done['release']} is in {done['digest'] or done['image']} ({done['id'][:19]})", soft_wrap=True)
 
 
+@releases.command(name="shadow")
+def releases_shadow(
+    what: What = None,
+    /,
+    *,
+    requests: Annotated[
+        Path | None,
+        Parameter(
+            help="A file with one request a line, in the JSON of Triton's HTTP protocol; else the golden inputs."
+        ),
+    ] = None,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Replay requests to the champion and the candidate on a staging server, and tell how they differ."""
+    found = acts.shadow(acts.open_desk(what, home=home, listener=_told), requests=requests)
+    if as_json:
+        _print_json(found)
+        return
+    out.print(f"{found['candidate']} beside {found['champion']}, {found['requests']} requests", soft_wrap=True)
+    outputs = [
+        [name, f"{v['max']:.3g}", f"{v['mean']:.3g}", f"{v['other_choice']} of {v['choices']}"]
+        for name, v in found["outputs"].items()
+    ]
+    out.print(show.rows(["output", "largest difference", "mean", "another choice"], outputs))
+    latencies = [[who, f"{v['p50']:.3g}", f"{v['p99']:.3g}"] for who, v in found["latency"].items()]
+    out.print(show.rows(["latency (ms)", "p50", "p99"], latencies))
+
+
+@releases.command(name="render")
+def releases_render(
+    what: What = None,
+    /,
+    *,
+    image: Annotated[str, Parameter(help="The baked image with its digest: NAME@sha256:…")],
+    replicas: Annotated[int, Parameter(help="Pods.")] = 2,
+    gpus: Annotated[int, Parameter(help="GPUs of each pod.")] = 0,
+    kserve: Annotated[bool, Parameter(negative=(), help="KServe's InferenceService instead of plain objects.")] = False,
+    canary: Annotated[
+        int | None, Parameter(help="With --kserve: the share of the traffic that goes to this release, in per cent.")
+    ] = None,
+    home: HomeFolder = None,
+) -> None:
+    """Print Kubernetes manifests for a release that was baked into an image; nothing is applied."""
+    desk = acts.open_desk(what, home=home, listener=_told)
+    sys.stdout.write(acts.render(desk, image, replicas=replicas, gpus=gpus, kserve=kserve, canary_percent=canary))
+
+
 def _print_moved(done: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         _print_json(done)

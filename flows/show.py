@@ -10,7 +10,6 @@ from typing import Any, Self
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
@@ -76,9 +75,19 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
+class _Console(Console):
+    """When nobody reads any more, as after `head`: a run goes on without a word, a listing ends (`cli.main`)."""
+
+    def on_broken_pipe(self) -> None:
+        if not self.stderr:
+            raise BrokenPipeError
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that breaks lines for a terminal only: what a file or another program reads keeps its lines whole."""
-    made = Console(stderr=stderr, highlight=False)
+    made = _Console(stderr=stderr, highlight=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = 10_000
     return made
@@ -242,9 +251,9 @@ def rows(titles: Sequence[str], lines: Sequence[Sequence[str]], *, cut: bool = F
     for title in titles[:-1]:
         # The first column names things: it is what a person copies into the next command.
         table.add_column(title, overflow="fold", no_wrap=cut or title == titles[0])
-    table.add_column(titles[-1], overflow="ellipsis" if cut else "fold", no_wrap=cut)
-    for line in lines:
-        table.add_row(*(escape(cell) for cell in line))
+    table.add_column(titles[-1], overflow="fold")  # were it no_wrap, all columns would be narrowed alike
+    for *line, last in lines:
+        table.add_row(*map(Text, line), Text(last, no_wrap=True, overflow="ellipsis") if cut else Text(last))
     return table
 
 
@@ -282,7 +291,10 @@ class Bytes:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True
+            *(TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn()),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("bytes", total=None)
 

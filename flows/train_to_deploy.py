@@ -15,6 +15,7 @@ from prefect.runtime import flow_run
 
 from flows.chain import Job, Selection, open_job, run_stage
 from flows.release import Served, run_release
+from flows.releases import refuse_unfit_plan
 from flows.report import markdown, report_of
 from tasks import validate
 from tasks.events import Event, Listener, silent
@@ -82,12 +83,15 @@ def train_to_deploy(
 
 
 def check_tools(job: Job) -> None:
-    """Raise `ToolMissing` for what the run will need, before it works for an hour to find out."""
+    """Raise `ToolMissing` for what the run will need, and `Refused` for a server that the engine will not fit, before
+    it works for an hour to find out."""
     for stage in job.stages:
         if job.selection.covers(stage.name):
             stage.check(job.pipeline)
     if job.selection.covers("verify"):
-        target_of(job.pipeline, job.home).check()
+        target = target_of(job.pipeline, job.home)
+        target.check()
+        refuse_unfit_plan(job.pipeline, target)
 
 
 def _as_task(name: str, work: Callable[[], Any]) -> Any:

@@ -21,7 +21,7 @@ def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
         },
         code=identity.code.train,
         data=identity.data,  # the checks ask the graph real examples
-        environment=probe.environment(["torch", "onnx", "onnxscript", "onnxruntime", "numpy"]),
+        environment=probe.versions(["torch", "onnx", "onnxscript", "onnxruntime", "numpy"]),
     )
 
 

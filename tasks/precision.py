@@ -47,7 +47,7 @@ def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
     if _in_modelopt(conversion):
         environment = {"modelopt": builder_environment.requirements_digest("modelopt")}
     else:
-        environment = probe.environment(["onnxruntime", "onnx", "numpy"])
+        environment = probe.versions(["onnxruntime", "onnx", "numpy"])
     return KeyParts(
         config={
             "precision": conversion.precision,

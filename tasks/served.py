@@ -283,3 +283,38 @@ def ask_golden(
     ]
     require(results, consequence="the champion stays as it was", override=override)
     return Verification(metrics={}, gates=results)
+
+
+def compare_answers(
+    address: Address,
+    pipeline: Pipeline,
+    candidate: Candidate,
+    *,
+    champion: int,
+    requests: Path | None,
+    work: Path,
+    log: Path,
+    listener: Listener,
+    run: command.Runner = command.run,
+) -> dict[str, Any]:
+    """Replay requests, the golden inputs if none are given, to the champion's and the candidate's version.
+
+    Returns the `ShadowReport`; judges nothing. Raises `ConfigError` for a file that holds no requests.
+    """
+    step = program_step(
+        Site(pipeline=pipeline, materials={}, work=work),
+        "shadow",
+        what="the shadow comparison",
+        job={
+            "golden": evaluation.golden_file(candidate.validation),
+            "requests": None if requests is None else str(requests.absolute()),
+            "url": address.grpc_url,
+            "model": candidate.model,
+            "versions": [champion, candidate.version],
+        },
+        timeout_seconds=evaluation.timeout_seconds(pipeline),
+    )
+    work.mkdir(parents=True, exist_ok=True)
+    run_step(step, log=log, on_line=line_listener(listener, "shadow"), run=run)
+    report: dict[str, Any] = read_json(step.output / "report.json")
+    return report

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tasks.artifacts.code import RecipeCode
 from tasks.artifacts.key import StageKey
@@ -24,7 +24,7 @@ from tasks.artifacts.store import ArtifactStore
 from tasks.config import Pipeline
 from tasks.errors import CommandFailed, ConfigError, ExportRefused, GateFailed, NotReady, Problem
 from tasks.events import Listener, line_listener, note
-from tasks.toolchain import command
+from tasks.toolchain import command, probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +212,7 @@ def find_or_build(
         artifact = claim.commit(
             materials=taken,
             commands=[list(step.argv) for step in steps],
+            environment={**cast("Mapping[str, str]", key.environment), **probe.environment(())},
             metrics=dict(built.metrics),
             details=dict(built.details),
             byproducts=dict(built.byproducts),

@@ -64,7 +64,7 @@ def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
         config={"train": keyed(pipeline.train), "inputs": sorted(pipeline.inputs)},
         code=code if identity.script is None else {"recipe": code, "script": identity.script},
         data=identity.data,
-        environment=probe.environment(["torch", "numpy"]),
+        environment=probe.versions(["torch", "numpy"]),
     )
 
 
@@ -122,7 +122,7 @@ def _steps(site: Site) -> tuple[Step, ...]:
             after_failure=recovery(site, train),
         )
     ]
-    if probe.environment(["matplotlib"])["matplotlib"] != "not installed":
+    if probe.distribution_version("matplotlib") is not None:
         metrics = str(site.work / NAME / "work" / "metrics.jsonl")
         steps.append(program_step(site, "curves", what="the plot", job={"metrics": metrics}, timeout_seconds=300))
     return tuple(steps)

@@ -30,7 +30,7 @@ def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
         },
         code={"recipe": identity.code.train, "metric": identity.code.metric},
         data=identity.data,
-        environment=probe.environment(["torch", "onnxruntime", "numpy"]),
+        environment=probe.versions(["torch", "onnxruntime", "numpy"]),
     )
 
 

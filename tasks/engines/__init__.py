@@ -98,6 +98,10 @@ class EngineKind(Protocol):
         """How many optimization profiles the engine has."""
 
     @staticmethod
+    def expected(pipeline: Pipeline) -> Mapping[str, Any] | None:
+        """What `unfit` reads of the build record's details, as far as it is known before the build."""
+
+    @staticmethod
     def unfit(details: Mapping[str, Any], server: ServerFacts) -> list[str]:
         """Why a server cannot load the engine with these details of its build record; empty where nothing known speaks
         against it."""
@@ -148,6 +152,11 @@ class EngineBase:
     def profiles(pipeline: Pipeline) -> int:
         """One, the range of `shapes`."""
         return 1
+
+    @staticmethod
+    def expected(pipeline: Pipeline) -> Mapping[str, Any] | None:
+        """Nothing that could speak against a server."""
+        return None
 
     @staticmethod
     def unfit(details: Mapping[str, Any], server: ServerFacts) -> list[str]:

@@ -39,29 +39,32 @@ class ServerFacts:
 def mismatches(passport: Mapping[str, Any], server: ServerFacts) -> list[str]:
     """Why `server` could not load the engine; empty if nothing known speaks against it. Both sides are named.
 
-    What is not known of the server is not held against it: the staging server loads the engine before it is released.
+    What is not known of either is held against nobody: the staging server loads the engine before it is released.
     """
     found = []
     built, version_compatible = passport["tensorrt"], passport["version_compatible"]
-    if server.tensorrt is not None and built != server.tensorrt:
+    if built is not None and server.tensorrt is not None and built != server.tensorrt:
         ours, theirs = parse_version(built), parse_version(server.tensorrt)
         if not version_compatible:
-            found.append(f"the engine was built by TensorRT {built}, and {server.where} carries {server.tensorrt}")
+            found.append(f"the engine is for TensorRT {built}, and {server.where} carries {server.tensorrt}")
         elif ours[0] != theirs[0] or ours > theirs:
             found.append(
-                f"the engine was built by TensorRT {built} to load in later {ours[0]}.x, "
+                f"the engine is for TensorRT {built} and later {ours[0]}.x, "
                 f"and {server.where} carries {server.tensorrt}"
             )
     capability, level = passport["compute_capability"], passport["hardware_compatibility"]
     for theirs_capability in server.compute_capabilities or ():
-        if theirs_capability != capability and not (level == "ampere+" and _number(theirs_capability) >= (8, 0)):
+        if capability not in (None, theirs_capability) and not (
+            level == "ampere+" and _number(theirs_capability) >= (8, 0)
+        ):
             reach = " with hardware compatibility ampere+" if level == "ampere+" else ""
             found.append(
-                f"the engine was built for compute capability {capability}{reach} ({passport['gpu'] or 'no name'}), "
+                f"the engine is for compute capability {capability}{reach} ({passport['gpu'] or 'no name'}), "
                 f"and a GPU of {server.where} has {theirs_capability}"
             )
     if server.compute_capabilities == ():
-        found.append(f"the engine needs a GPU of compute capability {capability}, and {server.where} has no GPU")
+        of = "" if capability is None else f" of compute capability {capability}"
+        found.append(f"the engine needs a GPU{of}, and {server.where} has no GPU")
     return found
 
 

@@ -137,6 +137,21 @@ class TensorRTEngine(EngineBase):
         return len(profiles_of(pipeline))
 
     @staticmethod
+    def expected(pipeline: Pipeline) -> Mapping[str, Any] | None:
+        """The passport that the pipeline file, and this machine's GPU, promise."""
+        config = config_of(pipeline)
+        version, capability = declared_version(config), capability_of(config)
+        return {
+            "passport": {
+                "tensorrt": None if version is None else version_text(version),
+                "compute_capability": None if capability == UNKNOWN else capability,
+                "gpu": "",
+                "hardware_compatibility": config.hardware_compatibility,
+                "version_compatible": config.version_compatible,
+            }
+        }
+
+    @staticmethod
     def unfit(details: Mapping[str, Any], server: ServerFacts) -> list[str]:
         """By the passport: another TensorRT, or another generation of GPUs."""
         return mismatches(details["passport"], server)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 PACKAGE = "enginehouse_programs"
 PROGRAMS = (
-    "train", "curves", "export", "evaluate", "golden", "load", "samples", "scores", "precision", "preflight",
+    "train", "curves", "export", "evaluate", "golden", "load", "shadow", "samples", "scores", "precision", "preflight",
 )  # fmt: skip
 MENDS = {
     "torch": "pip install torch",

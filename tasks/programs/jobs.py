@@ -462,6 +462,42 @@ class LoadReport(TypedDict):
     versions: dict[str, Latency]
 
 
+class ShadowJob(TypedDict):
+    """`shadow`: the same requests to two versions of one model, and how their answers differ."""
+
+    golden: str
+    """Whose output names are asked, and whose inputs where no requests are given."""
+    requests: str | None
+    """A file with one request a line, in the JSON of Triton's HTTP protocol."""
+    url: str
+    model: str
+    versions: list[int]
+    """The champion's, and the candidate's."""
+    output: str
+    work: str
+
+
+class OutputDifference(TypedDict):
+    max: float
+    """The largest absolute difference of any element of any request."""
+    mean: float
+    """Of each request's largest difference."""
+    choices: int
+    """Rows with a largest element along the last axis; 0 where there is but one element."""
+    other_choice: int
+    """Of these, how many have it elsewhere."""
+    worst: list[int]
+    """The requests that differ most, counted from 0."""
+
+
+class ShadowReport(TypedDict):
+    """`output/report.json` of `shadow`."""
+
+    requests: int
+    outputs: dict[str, OutputDifference]
+    latency: dict[str, Latency]
+
+
 class GoldenReport(TypedDict):
     """`output/report.json` of `golden`."""
 

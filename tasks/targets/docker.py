@@ -28,8 +28,10 @@ from tasks.toolchain import probe, triton_client
 from tasks.toolchain.docker_engine import PREFIX, engine, reported, require_image, tail
 from tasks.toolchain.processes import boot_id, find_free_ports, is_free, listener, start_time
 from tasks.toolchain.triton_client import Address
+from tasks.toolchain.triton_token import is_exposed, make_token, read_token
 
 REPOSITORY = "/models"
+TOKEN = "/run/secrets/enginehouse-token"  # noqa: S105 - the path of a file
 """Where the containers see the model repository."""
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 """Triton's, inside a container."""
@@ -72,7 +74,13 @@ class DockerConfig(DeployConfig):
 
 
 def container_options(
-    config: DockerConfig, *, name: str, repository: Path, labels: Mapping[str, str], ports: Mapping[str, int]
+    config: DockerConfig,
+    *,
+    name: str,
+    repository: Path,
+    labels: Mapping[str, str],
+    ports: Mapping[str, int],
+    token: Path | None = None,
 ) -> dict[str, Any]:
     """What a container is made with, in the SDK's words. Pure, so that a plan can print it and a test compare it."""
     options: dict[str, Any] = {
@@ -89,6 +97,8 @@ def container_options(
         "security_opt": ["no-new-privileges"],
         "restart_policy": {"Name": config.restart},
     }
+    if token is not None:  # as a file: what is in the environment or the arguments, `docker inspect` shows
+        options["volumes"][str(token)] = {"bind": TOKEN, "mode": "ro"}
     if config.cpus is not None:
         options["nano_cpus"] = round(config.cpus * 1e9)
     if config.memory is not None:
@@ -217,12 +227,19 @@ class DockerTarget:
         }
         options = container_options(
             self._config,
+            token=self._token() if is_exposed(self._config.host) else None,
             name=f"{self._name}-{index}",
             repository=self._repository,
             labels=labels,
             ports=self._ports(index),
         )
         return engine().containers.run(**options)
+
+    def _token(self) -> Path:
+        file = token_file(self._home.root, self._repository)
+        make_token(file)
+        file.chmod(0o444)  # for nobody's root in the container; here its folder keeps others out
+        return file
 
     def _ports(self, index: int) -> dict[str, int]:
         # Chosen here and not by the engine, which would choose others when it restarts the container.
@@ -273,9 +290,22 @@ def replica(container: Any) -> Replica:
             host="127.0.0.1" if host in ("", "0.0.0.0") else host,  # noqa: S104 - where it is reached from here
             http_port=ports["http"],
             grpc_port=ports["grpc"],
+            token=_token_of(container) if is_exposed(host) else None,
         ),
         log=None,
     )
+
+
+def token_file(home: Path, repository: Path) -> Path:
+    """Where the token of a repository's containers lies; readable by the home's owner alone."""
+    return home / "serve" / "docker" / "tokens" / f"{server_name(repository)}.token"
+
+
+def _token_of(container: Any) -> str | None:
+    labels = container.labels
+    if LABELS["home"] not in labels:
+        return None
+    return read_token(token_file(Path(labels[LABELS["home"]]), Path(labels[LABELS["repository"]])))
 
 
 def containers(home: Home) -> list[Any]:

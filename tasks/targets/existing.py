@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from tasks.targets import Replica
 from tasks.targets.process import replica
 from tasks.toolchain import triton, triton_client
 from tasks.toolchain.triton_client import Address
+from tasks.toolchain.triton_token import VARIABLE
 
 
 class Endpoint(Settings):
@@ -98,7 +100,12 @@ class ExistingTarget:
         return tuple(
             Replica(
                 name=f"{endpoint.host}-{endpoint.http_port}",
-                address=Address(host=endpoint.host, http_port=endpoint.http_port, grpc_port=endpoint.grpc_port),
+                address=Address(
+                    host=endpoint.host,
+                    http_port=endpoint.http_port,
+                    grpc_port=endpoint.grpc_port,
+                    token=os.environ.get(VARIABLE),
+                ),
                 log=None,
             )
             for endpoint in self._config.endpoints

@@ -70,6 +70,15 @@ def processor() -> str:
     return platform.machine()
 
 
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """For a stage's key: Python's version without its last part, and each distribution's (`not installed` where it is
+    not). Nothing of the machine: another one, or another kernel, changes no product of ours."""
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        **{name: distribution_version(name) or "not installed" for name in names},
+    }
+
+
 def environment(names: Iterable[str]) -> dict[str, str]:
     """For a build record: `python`, `platform`, `cpu`, `cpus` (those that we may use), `gpus`, and each distribution
     named (`not installed` where it is not). Values are text."""

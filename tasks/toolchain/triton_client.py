@@ -12,7 +12,7 @@ import http.client
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +20,7 @@ from urllib.parse import quote
 from tasks.errors import NotReady
 from tasks.toolchain.command import last_lines
 from tasks.toolchain.config_pbtxt import parse
+from tasks.toolchain.triton_token import KEY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class Address:
     host: str
     http_port: int
     grpc_port: int
+    token: str | None = field(default=None, repr=False, compare=False)
+    """What the server wants to see before it loads or lists models, where it is exposed."""
 
     @property
     def http_url(self) -> str:
@@ -156,13 +159,25 @@ def load(
     """
     config = None if config_text is None else config_json(config_text)
     _control(
-        address, f"loading {model}", log, lambda client: client.load_model(model, config=config, client_timeout=timeout)
+        address,
+        f"loading {model}",
+        log,
+        lambda client: client.load_model(model, headers=_metadata(address), config=config, client_timeout=timeout),
     )
 
 
 def unload(address: Address, model: str, *, log: Path | None = None, timeout: float = 60.0) -> None:
     """Unloads every version of a model over gRPC; requests to it fail from then on. Raises NotReady as `load` does."""
-    _control(address, f"unloading {model}", log, lambda client: client.unload_model(model, client_timeout=timeout))
+    _control(
+        address,
+        f"unloading {model}",
+        log,
+        lambda client: client.unload_model(model, headers=_metadata(address), client_timeout=timeout),
+    )
+
+
+def _metadata(address: Address) -> dict[str, str] | None:
+    return None if address.token is None else {f"triton-grpc-protocol-{KEY}": address.token}
 
 
 def _path(model: str, version: int | None) -> str:
@@ -188,7 +203,8 @@ def _get(address: Address, path: str, timeout: float) -> Any:
 def _request(address: Address, method: str, path: str, timeout: float, body: object = None) -> Any:
     connection = http.client.HTTPConnection(address.host, address.http_port, timeout=timeout)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body))
+        headers = {} if address.token is None else {KEY: address.token}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         answer = json.loads(response.read() or b"null")
     except (OSError, http.client.HTTPException) as error:

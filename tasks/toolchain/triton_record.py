@@ -10,6 +10,7 @@ from typing import Any
 from tasks.errors import StoreUnusable
 from tasks.toolchain.processes import boot_id, start_time
 from tasks.toolchain.triton_client import Address
+from tasks.toolchain.triton_token import read_token
 
 FORMAT = 1
 """Of the file."""
@@ -45,7 +46,10 @@ class ServerRecord:
 
     @property
     def address(self) -> Address:
-        return Address(host=self.host, http_port=self.http_port, grpc_port=self.grpc_port)
+        # What listens everywhere is reached at the loopback address from here.
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104
+        token = read_token(self.path.with_suffix(".token"))
+        return Address(host=host, http_port=self.http_port, grpc_port=self.grpc_port, token=token)
 
 
 def observe(record: Path) -> ServerRecord | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.errors import CommandFailed, NotReady, Refused
-from tasks.toolchain import triton_client
+from tasks.toolchain import triton_client, triton_token
 from tasks.toolchain.command import last_lines
 from tasks.toolchain.processes import boot_id, end, end_session, find_free_ports, is_free, listener, start_time
 from tasks.toolchain.supervised import PROGRAMS
@@ -53,7 +53,8 @@ def start(
     """Starts a server that outlives us, recorded in `folder/<name>.json`, with its log in `folder/<name>.log`.
 
     It loads `models`. A port of None is chosen free. `arguments` go to tritonserver as they are. Returns when the
-    process runs, not when it is ready.
+    process runs, not when it is ready. On an address that others can reach, it loads and lists models only for whoever
+    has the token in `folder/<name>.token`, which is in no record and in no error.
 
     Raises NotReady for an occupied port (naming it and who listens), Refused where a server of that name runs already.
     """
@@ -75,8 +76,11 @@ def start(
     )
     # The mark keeps the supervisor of the run that starts it from ending it together with the run.
     environment = os.environ | dict(installation.environment) | {"ENGINEHOUSE_OUTLIVES": str(path.absolute())}
+    token = path.with_suffix(".token")
+    path.with_suffix(".token").unlink(missing_ok=True)
+    secret = triton_token.arguments(triton_token.make_token(token)) if triton_token.is_exposed(host) else []
     order = {
-        "argv": planned["argv"],
+        "argv": [*planned["argv"], *secret],
         "env": environment,
         "cwd": str(folder.absolute()),
         "log": planned["log"],

@@ -157,7 +157,7 @@ BAD = [
     ("name: digits", "name: ../up", 1, "name", "expected up to 100 letters, digits", None),
     ("name: digits", "name: digits\nmodel: a/b", 2, "model", "expected up to 100 letters, digits", None),
     ("name: digits", "name: digits\nmodel: .hidden", 2, "model", "the first a letter or digit", None),
-    ("{min: 0.95}", "{}", 17, "gates.metrics.accuracy", "expected min, max or both", None),
+    ("{min: 0.95}", "{}", 17, "gates.metrics.accuracy", "expected min, max, min_improvement or max_loss", None),
     ("{min: 0.95}", "{min: 2, max: 1}", 17, "gates.metrics.accuracy", "min 2 and max 1: nothing passes", None),
     ("    accuracy:", "    top.1:", 17, "gates.metrics.top.1", "without '.'", None),
     ("../models", "~/models", 18, "publish.repository", "'~' and variables are not expanded", None),

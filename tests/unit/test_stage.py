@@ -35,6 +35,8 @@ def test_the_environment_of_training_names_torchs_version_and_build(pipeline, id
 
     environment = train.STAGE.parts(pipeline, identity).environment
     assert environment["torch"] == importlib.metadata.version("torch")
+    # Another machine, kernel or number of cores trains nothing again.
+    assert environment.keys() == {"python", "torch", "numpy"}
 
 
 def test_no_key_holds_a_path_or_a_timeout(pipeline, identity):
@@ -112,7 +114,9 @@ def test_a_stage_is_built_once_and_then_found(pipeline, identity, tmp_path):
     assert {"type": "line", "stage": "toy", "line": "hello"} in events
     assert (store.path(first.artifact) / "made").read_text() == "x"
     assert "hello" in store.byproduct(first.artifact, "build.log").read_text()
-    assert store.get_record(first.artifact).commands[0][0] == sys.executable
+    record = store.get_record(first.artifact)
+    assert record.commands[0][0] == sys.executable
+    assert {"platform", "cpu", "cpus"} <= record.environment.keys()
 
 
 def test_a_raised_version_builds_anew(pipeline, identity, tmp_path):

@@ -1,8 +1,11 @@
 """What a person sees: lines that stay whole where they are read by a program, and a view that moves while it waits."""
 
+import errno
 import io
 import json
+import os
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +14,9 @@ import pytest
 from rich.console import Console
 
 from flows import cli, show, words
+from tasks.errors import StoreUnusable
+from tasks.events import silent
+from tasks.home import Home
 
 ENDED = {
     "type": "stage_ended",
@@ -106,3 +112,66 @@ def test_ctrl_c_ends_with_a_word_and_the_status_of_an_interrupt(monkeypatch, cap
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "status"])
     assert ended.value.code == cli.INTERRUPTED
+
+
+@pytest.mark.parametrize("width", [70, 80, 120])
+def test_a_listing_cuts_its_last_column_and_nothing_else(width):
+    console, _ = terminal(width)
+    line = [
+        "digits/triton_config@1",
+        "f35ffff805d1",
+        "382 B",
+        "2026-11-30 18:00:10",
+        "accuracy 0.98, loss 0.1, more 0.2",
+    ]
+    with console.capture() as drawn:
+        console.print(show.rows(["artifact", "content", "size", "built (UTC)", ""], [line], cut=True))
+    row = drawn.get().splitlines()[1]
+    assert row.split("  ")[:4] == line[:4]
+    assert row.rstrip().endswith("…") == (width < 105)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["artifacts", "show", "--help"]])
+def test_a_reader_that_has_had_enough_is_no_error(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_tells():
+    code = (
+        "from flows import show\n"
+        "view = show.RunView(show.console(stderr=True))\n"
+        "for _ in range(3): view({'type': 'note', 'text': 'x'})\n"
+        "print('went on')"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, text=True, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stdout) == (0, "went on\n")
+
+
+def test_a_progress_bar_leaves_nothing_where_there_is_no_terminal(capsys):
+    with show.Bytes(show.console(stderr=True)) as progress:
+        progress(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_log_that_cannot_be_written_is_the_home_s_fault_and_not_ours(tmp_path, monkeypatch):
+    (tmp_path / "runs").write_text("in the way")
+    with pytest.raises(StoreUnusable, match="runs"):
+        cli._run_flow(Home(tmp_path), "digits", {}, silent)
+    (tmp_path / "runs").unlink()
+    (tmp_path / "runs").mkdir()
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cli.command, "run", full)
+    with pytest.raises(StoreUnusable, match="the disk is full"):
+        cli._run_flow(Home(tmp_path), "digits", {}, silent)
