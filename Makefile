@@ -27,7 +27,7 @@ unit: .venv/.installed
 	$(BIN)/pytest tests/unit -n $(WORKERS) -q
 
 integration: .venv/.triton
-	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile -m "not slow and not gpu and not docker" -q
+	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile -m "not slow and not gpu and not docker and not extras" -q
 
 # Needs a Docker engine at $DOCKER_HOST, mmdebstrap and docker-registry; .ci/run brings all three.
 docker: images
@@ -38,7 +38,7 @@ images: .venv/.installed
 	$(BIN)/python containers/build triton
 	$(BIN)/python containers/build trainer
 
-# Fifty releases, each but a few followed by going back, under steady traffic: about ten minutes.
+# Fifty releases, each but a few followed by going back, under steady traffic: about ten minutes. Then the trainer.
 bench: .venv/.triton
 	$(BIN)/python benchmarks/swap_under_load.py
 	$(BIN)/python benchmarks/training.py

@@ -1,6 +1,6 @@
 """The trainer against a bare DDP loop, the price of checkpoints, and the time to recover from a killed worker.
 
-    python -m benchmarks.training [speed|checkpoint|recovery]…      (all three without a name)
+    python benchmarks/training.py [speed|checkpoint|recovery]…      (all three without a name)
 
 `speed` runs both loops in turn in the same two processes, on the same model and rows, and compares the medians of their
 steps per second, so that a machine that is busy at times disturbs both alike. `checkpoint` saves a model of 50 MB with

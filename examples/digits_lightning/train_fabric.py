@@ -58,7 +58,7 @@ for epoch in range(state["epoch"], config["max_epochs"]):
     if fabric.is_global_zero:
         (work / "fabric.part").rename(checkpoint)
         told = {"done": epoch + 1, "total": config["max_epochs"], "text": f"epoch {epoch + 1}", "metrics": {}}
-        told["metrics"]["loss"] = float(loss)
+        told["metrics"]["loss"] = float(loss.detach())
         print(f"::progress {json.dumps(told)}", flush=True)
     fabric.barrier()
 

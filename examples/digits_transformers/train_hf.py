@@ -64,7 +64,7 @@ arguments = TrainingArguments(
     output_dir=str(work / "checkpoints"),
     num_train_epochs=config["max_epochs"],
     per_device_train_batch_size=config["batch_size"] // world_size,
-    learning_rate=2e-3,
+    learning_rate=3e-3,
     seed=config["seed"],
     use_cpu=config["device"] == "cpu",
     save_strategy="epoch",

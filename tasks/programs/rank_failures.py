@@ -30,8 +30,19 @@ PREEMPTED = 75
 
 
 def restart_is_vain(output: Path) -> bool:
-    """Whether this rank was restarted though it would fail again in the same way."""
-    return (output / "error.json").exists()
+    """Whether this rank was restarted though it would fail again in the same way.
+
+    A rank that was asked to stop would not: torchrun asks it, too, when a host joins and all are to start again.
+    """
+    file = output / "error.json"
+    try:
+        told = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return False
+    if told["kind"] != "preempted":
+        return True
+    file.unlink(missing_ok=True)
+    return False
 
 
 def record(error: BaseException, job: dict[str, Any]) -> int:

@@ -97,7 +97,8 @@ def test_interrupted_ranks_end_with_the_bytes_of_uninterrupted_ones(size, bench)
     assert statuses == [rank_failures.PREEMPTED] * size
     told = json.loads((stopped / "error.json").read_text())
     assert told["kind"] == "preempted"
-    assert rank_failures.restart_is_vain(stopped)
+    # torchrun asks workers to stop, too, when a host joins: then they go on at once.
+    assert not rank_failures.restart_is_vain(stopped)
     stopping_no_more = made.file.read_text().replace("stop_at = 8", "stop_at = 0")
     made.file.write_text(stopping_no_more)
     resumed, statuses = run_ranks(made, size)

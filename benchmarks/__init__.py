@@ -1,1 +1,0 @@
-"""Benchmarks: run by hand, each prints one JSON object."""
