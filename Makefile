@@ -41,6 +41,7 @@ images: .venv/.installed
 # Fifty releases, each but a few followed by going back, under steady traffic: about ten minutes.
 bench: .venv/.triton
 	$(BIN)/python benchmarks/swap_under_load.py
+	$(BIN)/python benchmarks/training.py
 
 env: .venv/.triton
 
