@@ -154,7 +154,7 @@ STEPS = ["load", "commit", "record", "history", "aliases"]
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("act", ["promote", "rollback"])
+@pytest.mark.parametrize("act", ["promote", pytest.param("rollback", marks=pytest.mark.slow)])
 def test_a_process_killed_before_any_step_is_repaired(lab, step, act):
     """Killed with SIGKILL just before the step; then `repair` in this process."""
     promoted(lab, 1, 2)
