@@ -4,7 +4,8 @@
 
 `speed` runs both loops in turn in the same two processes, on the same model and rows, and compares the medians of their
 steps per second, so that a machine that is busy at times disturbs both alike. `checkpoint` saves a model of 50 MB with
-AdamW (150 MB in all) every 100 steps. `recovery` kills one of two workers and takes the time until the next step.
+AdamW (150 MB in all) every 20 steps, and relates the pause of one save to the time of 100 steps. `recovery` kills one
+of two workers and takes the time until the next step.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def as_worker(kind: str, job_file: Path) -> None:
         else:
             training.config["checkpoint"] = {"every_minutes": None}
             without = [rate(ours) for _ in range(3)]
-            training.config["checkpoint"] = {"every_steps": 100, "every_minutes": None}
+            training.config["checkpoint"] = {"every_steps": 20, "every_minutes": None}
             with_them = [rate(ours) for _ in range(3)]
             training.checkpoints.finish()
             told = training.checkpoints.summary()
@@ -242,7 +243,7 @@ def main() -> None:
         found["speed"] = measured("speed", width=1024, features=784, rows=1920)
     if "checkpoint" in wanted:
         # 3,400² weights and a little: 12.5 million parameters.
-        found["checkpoint"] = measured("checkpoint", width=3400, features=256, rows=6400)
+        found["checkpoint"] = measured("checkpoint", width=3400, features=256, rows=1280)
     if "recovery" in wanted:
         found["recovery"] = recovery()
     print(json.dumps(found, indent=1))
