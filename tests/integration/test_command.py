@@ -171,7 +171,9 @@ def test_the_child_inherits_no_descriptor_and_no_ignored_signal(tmp_path: Path) 
     assert completed.last_lines == ("[0, 1, 2]",)
     # A shell shows what exec passed on; Python itself would ignore SIGPIPE again.
     ignored = run(["grep", "SigIgn", "/proc/self/status"], log=tmp_path / "log", what="child", timeout=30).last_lines[0]
-    assert int(ignored.split()[1], 16) == 0
+    # Those two are what Python ignores; what else is ignored came from whoever started the tests.
+    mask = int(ignored.split()[1], 16)
+    assert [number for number in (signal.SIGPIPE, signal.SIGXFSZ) if mask >> (number - 1) & 1] == []
 
 
 @pytest.mark.parametrize(

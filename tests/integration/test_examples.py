@@ -9,7 +9,7 @@ OTHERS = {"mnist": 0.97, "code_or_prose": 0.9}
 """Beside digits, which test_chain.py covers, and the least accuracy of each."""
 
 
-@pytest.mark.parametrize("example", OTHERS)
+@pytest.mark.parametrize("example", ["mnist", pytest.param("code_or_prose", marks=pytest.mark.slow)])
 def test_an_example_is_served_as_good_as_it_was_trained(example, workspace):
     report = workspace.report("run", workspace.pipeline(example), timeout=900)
     assert report["state"] == "released"

@@ -190,7 +190,7 @@ def random_victims(count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "step"), random_victims(20))
+@pytest.mark.parametrize(("victim", "step"), list(random_victims(20)))
 def test_whoever_is_killed_whenever_the_weights_are_the_same(victim, step, trainee, reference):
     run = trainee.start()
     rank = 0 if victim == "rank 0" else 1
