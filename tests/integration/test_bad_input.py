@@ -47,7 +47,7 @@ TABLE = {
     "an undeclared axis": (in_pipeline("[batch, 1, 8, 8]", "[bacth, 1, 8, 8]"), [], 2, ["bacth", "batch"]),
     "fields that contradict": (None, sets("serve.max_batch_size=64"), 2, ["serve.max_batch_size", "shapes.batch.max"]),
     "an unknown engine": (None, sets("engine.kind=tensorflow"), 2, ["engine.kind", "onnxruntime", "tensorrt"]),
-    "an engine whose tool is missing": (None, sets("engine.kind=tensorrt", "engine.target=26.05"), 3, ["trtexec"]),
+    "an engine whose tool is missing": (None, sets("engine.kind=tensorrt", "engine.target=26.05"), 3, ["tool missing"]),
     "a missing recipe": (
         lambda w: (w.pipeline("digits").parent / "recipe.py").unlink(),
         [],
