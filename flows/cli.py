@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,9 +56,10 @@ err = show.console(stderr=True)
 app = App(
     name="enginehouse",
     help="Takes a PyTorch model from training to a verified model on Triton Inference Server.",
+    version=lambda: metadata.version("enginehouse"),
     help_epilogue=EXIT_STATUS,
     help_format="plaintext",
-    console=out,
+    console=show.help_console(),
     suppress_keyboard_interrupt=False,  # `main` tells what became of the run
 )
 artifacts = App(name="artifacts", help="What was built: list, show, check, clean up.")
@@ -72,7 +74,12 @@ PipelineFile = Annotated[Path, Parameter(help="The pipeline file.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON value on standard output.")]
 Overrides = Annotated[
     Sequence[str],
-    Parameter(name="--set", negative=(), help="Set a field in place of the file's: field.sub=value. May be repeated."),
+    Parameter(
+        name="--set",
+        negative=(),
+        show_default=False,
+        help="Set a field in place of the file's: field.sub=value. May be repeated.",
+    ),
 ]
 From = Annotated[
     str | None,
@@ -84,6 +91,7 @@ Rebuild = Annotated[
     Parameter(
         name="--rebuild",
         negative=(),
+        show_default=False,
         help="Build this stage anew and compare it with what the store has. May be repeated.",
     ),
 ]

@@ -93,6 +93,14 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
+def help_console() -> Console:
+    """A console for the help's frames, which are as wide as their console: a readable width wherever they go."""
+    made = _Console(highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = 100
+    return made
+
+
 class RunView:
     """Shows the events of one run: live lines on a terminal, one line per finished stage elsewhere."""
 

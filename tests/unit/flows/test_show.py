@@ -85,3 +85,20 @@ def test_the_markdown_report_has_every_part():
         "`digits/release@1`",
     ):
         assert text in page
+
+
+def test_the_help_is_of_a_readable_width_when_it_is_piped():
+    import os
+    import subprocess
+    import sys
+
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "run", "--help"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert "--rebuild" in done.stdout
