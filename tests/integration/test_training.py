@@ -82,14 +82,14 @@ def test_a_killed_torchrun_leaves_no_worker_and_is_started_again(trainee, refere
 def test_what_fails_again_and_again_is_told_with_its_cause_and_can_be_resumed(trainee, tmp_path):
     """The kernel ends the process, so it says nothing itself; torchrun reports its victim first."""
     recipe = RECIPE.replace(
-        "        time.sleep(0.01)",
+        "        time.sleep(0.03)",
         "        import os, pathlib\n"
         '        flag = pathlib.Path(__file__).with_name("harmless")\n'
         '        if os.environ["RANK"] == "1" and torch.is_grad_enabled() and not flag.exists():\n'
         '            self.count = getattr(self, "count", 0) + 1\n'
         "            if self.count == 30:\n"
         "                os._exit(3)\n"
-        "        time.sleep(0.01)",
+        "        time.sleep(0.03)",
     )
     (trainee.folder / "recipe.py").write_text(recipe.replace('{"x": row}', '{"input": row}'))
     with pytest.raises(CommandFailed) as caught:
@@ -106,7 +106,7 @@ def test_what_fails_again_and_again_is_told_with_its_cause_and_can_be_resumed(tr
 
 
 def test_an_error_of_the_recipe_is_not_tried_again(trainee):
-    recipe = RECIPE.replace("        time.sleep(0.01)", '        raise KeyError("oops")\n        time.sleep(0.01)')
+    recipe = RECIPE.replace("        time.sleep(0.03)", '        raise KeyError("oops")\n        time.sleep(0.01)')
     (trainee.folder / "recipe.py").write_text(recipe.replace('{"x": row}', '{"input": row}'))
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"Small.loss\(\) raised KeyError: 'oops'"):
