@@ -183,10 +183,11 @@ def test_the_record_holds_curves_and_what_was_used(reference):
 
 
 def random_victims(count):
+    """Of the 168 steps the last ones are left out: a sign of life comes twice a second, and would not tell of them."""
     chosen = random.Random(3)
     for trial in range(count):
         victim = chosen.choice(["rank 0", "rank 1", "torchrun", "orchestrator"])
-        yield pytest.param(victim, chosen.randrange(1, 160), id=f"{trial}: {victim}")
+        yield pytest.param(victim, chosen.randrange(1, 120), id=f"{trial}: {victim}")
 
 
 @pytest.mark.slow

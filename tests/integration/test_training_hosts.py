@@ -95,7 +95,7 @@ def test_a_lost_host_shrinks_the_training_and_its_return_grows_it(hosts, tmp_pat
     }  # fmt: skip
     folders = {name: str(tmp_path / name) for name in ("output", "work")}
     inputs = {"input": {"dtype": "float32", "shape": ["batch", 16]}}
-    recipe = RECIPE.replace("time.sleep(0.01)", "time.sleep(0.05)").replace('{"x": row}', '{"input": row}')
+    recipe = RECIPE.replace("time.sleep(0.03)", "time.sleep(0.05)").replace('{"x": row}', '{"input": row}')
     (tmp_path / "recipe.py").write_text(recipe)
     job.write_text(json.dumps({"recipe": f"{tmp_path}/recipe.py:Small", "inputs": inputs, "config": config, **folders}))
 
