@@ -231,10 +231,11 @@ def plan(
     """Print what a run would do and why, and do nothing."""
     selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
     job = open_job(pipeline, overrides, selection, _notes_to_stderr)
-    prospects = [prospect.to_json() for prospect in survey(job)]
+    surveyed = survey(job)
+    prospects = [prospect.to_json() for prospect in surveyed]
     products = {
         stage.name: prospect.artifact
-        for stage, prospect in zip(job.stages, survey(job), strict=False)
+        for stage, prospect in zip(job.stages, surveyed, strict=False)
         if prospect.artifact is not None
     }
     if selection.covers("verify"):
