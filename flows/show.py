@@ -266,19 +266,27 @@ def rows(titles: Sequence[str], lines: Sequence[Sequence[str]], *, cut: bool = F
 
 
 def lineage_tree(node: Mapping[str, Any]) -> Tree:
-    """What an artifact was made of, as an indented tree, and below it what was made of it."""
+    """What an artifact was made of, as an indented tree, and below it what was made of it.
+
+    What an artifact was made of is told once: an artifact that stands there a second time has no branches.
+    """
     tree = Tree(_lineage_label(node))
-    _grow(tree, node)
+    _grow(tree, node, told=set())
     return tree
 
 
-def _grow(tree: Tree, node: Mapping[str, Any]) -> None:
+def _grow(tree: Tree, node: Mapping[str, Any], *, told: set[str]) -> None:
+    if node["record"] in told:
+        if node["materials"]:
+            tree.label = Text.assemble(_lineage_label(node), ("  (as above)", "dim"))
+        return
+    told.add(node["record"])
     for child in node["materials"].values():
-        _grow(tree.add(_lineage_label(child)), child)
+        _grow(tree.add(_lineage_label(child)), child, told=told)
     if node["dependents"]:
         made = tree.add(Text("made of it:", style="dim"))
         for child in node["dependents"]:
-            _grow(made.add(_lineage_label(child)), child)
+            _grow(made.add(_lineage_label(child)), child, told=told)
 
 
 def _lineage_label(node: Mapping[str, Any]) -> Text:

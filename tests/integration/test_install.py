@@ -27,7 +27,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_programs_the_server_side_and_the_template(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
-        "flows/cli.py",
+        "flows/cli/app.py",
         "tasks/programs/bootstrap.py",
         "tasks/programs/supervise.py",
         "tasks/containers/triton/requirements.txt",

@@ -1,5 +1,7 @@
 """What a person reads: durations, sizes, and the tables that a run ends with."""
 
+import io
+
 import pytest
 from rich.console import Console
 
@@ -102,3 +104,26 @@ def test_the_help_is_of_a_readable_width_when_it_is_piped():
     )
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert "--rebuild" in done.stdout
+
+
+def test_what_an_artifact_was_made_of_is_told_once():
+    def node(name, materials=(), dependents=()):
+        return {
+            "names": [name],
+            "stage": name,
+            "record": f"sha256:{name}",
+            "content": "sha256:0123456789ab",
+            "materials": {child["names"][0]: child for child in materials},
+            "dependents": list(dependents),
+        }
+
+    train = node("train")
+    export = node("export", [train])
+    engine = node("engine", [export])
+    tree = show.lineage_tree(node("release", [engine, node("validate", [train, export, engine])]))
+    console = Console(file=io.StringIO(), width=100)
+    with console.capture() as drawn:
+        console.print(tree)
+    lines = [line.replace("  sha256:0123456789ab", "").strip(" │├└─") for line in drawn.get().splitlines()]
+    told = ["release", "engine", "export", "train", "validate", "train", "export  (as above)", "engine  (as above)"]
+    assert lines == told

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from flows import cli, show, words
+from flows.cli import flow_process, setup
 from tasks.errors import StoreUnusable
 from tasks.events import silent
 from tasks.home import Home
@@ -74,7 +75,7 @@ def test_the_view_tells_what_it_waits_for_before_the_first_stage():
 
 def test_a_path_is_shown_whole_whatever_is_in_it(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "[bold]my model[/bold]"
-    cli.init(folder, name="m")
+    setup.init(folder, name="m")
     said = capsys.readouterr().out
     assert f"wrote {folder / 'recipe.py'}\n" in said
     following = shlex.split(said.splitlines()[-1])
@@ -104,7 +105,7 @@ def test_ctrl_c_ends_with_a_word_and_the_status_of_an_interrupt(monkeypatch, cap
     def interrupt(folder):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_home", interrupt)
+    monkeypatch.setattr("flows.cli.serve.home_at", interrupt)
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "status", "--json"])
     assert ended.value.code == cli.INTERRUPTED
@@ -142,6 +143,30 @@ def test_a_reader_that_has_had_enough_is_no_error(arguments):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"], ["doctor", "--json"]])
+def test_an_output_on_a_full_disk_is_told_in_one_line(arguments):
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 4
+    assert ended.stderr == "output standard output cannot be written: No space left on device\n"
+
+
+def test_ctrl_c_during_the_imports_ends_like_any_other(tmp_path):
+    # In place of rich, one of the first modules that the commands import.
+    (tmp_path / "rich.py").write_text("import os, signal; os.unlink(__file__); signal.raise_signal(signal.SIGINT)")
+    code = (
+        "import sys; from flows.cli import main; sys.path.insert(0, sys.argv[1])\n"
+        "try: main(['--version'])\n"
+        "except KeyboardInterrupt: sys.exit('a traceback')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert ended.returncode == cli.INTERRUPTED, ended.stderr
+
+
 def test_a_run_goes_on_when_nobody_reads_what_it_tells():
     code = (
         "from flows import show\n"
@@ -165,13 +190,13 @@ def test_a_progress_bar_leaves_nothing_where_there_is_no_terminal(capsys):
 def test_a_log_that_cannot_be_written_is_the_home_s_fault_and_not_ours(tmp_path, monkeypatch):
     (tmp_path / "runs").write_text("in the way")
     with pytest.raises(StoreUnusable, match="runs"):
-        cli._run_flow(Home(tmp_path), "digits", {}, silent)
+        flow_process.run_flow(Home(tmp_path), "digits", {}, silent)
     (tmp_path / "runs").unlink()
     (tmp_path / "runs").mkdir()
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cli.command, "run", full)
+    monkeypatch.setattr(flow_process.command, "run", full)
     with pytest.raises(StoreUnusable, match="the disk is full"):
-        cli._run_flow(Home(tmp_path), "digits", {}, silent)
+        flow_process.run_flow(Home(tmp_path), "digits", {}, silent)

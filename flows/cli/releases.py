@@ -1,21 +1,15 @@
 """The commands `enginehouse releases`."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
 
 from flows import releases as acts
 from flows import show
-from tasks.events import Event
-from tasks.home import Home, find_home
-
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+from flows.cli.console import HomeFolder, Json, home_at, notes_to_stderr, out, print_json
 
 releases = App(name="releases", help="What was released: list, show, promote, roll back.")
 
@@ -25,11 +19,6 @@ What = Annotated[
         help="A pipeline file, a pipeline's name, or a release such as digits/release@3; "
         "the only pipeline with releases if left out."
     ),
-]
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON value on standard output.")]
-HomeFolder = Annotated[
-    Path | None,
-    Parameter(name="--home", help="The folder with the store; found from the current folder if left out."),
 ]
 Overrides = Annotated[
     Sequence[str],
@@ -42,14 +31,14 @@ Reason = Annotated[str | None, Parameter(help="Why, in your words; kept with the
 def releases_ls(what: What = None, /, *, home: HomeFolder = None, as_json: Json = False) -> None:
     """List releases, oldest first: which is the champion, which the previous one, and their numbers."""
     if what is None:
-        room = find_home(Path.cwd()) if home is None else Home(home.absolute())
-        names = acts.pipelines_with_releases(room, _told)
-        desks = [acts.open_desk(name, home=room.root, listener=_told) for name in names]
+        room = home_at(home)
+        names = acts.pipelines_with_releases(room, notes_to_stderr)
+        desks = [acts.open_desk(name, home=room.root, listener=notes_to_stderr) for name in names]
     else:
-        desks = [acts.open_desk(what, home=home, listener=_told)]
+        desks = [acts.open_desk(what, home=home, listener=notes_to_stderr)]
     rows = [row for desk in desks for row in acts.listing(desk)]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     lines = [
         [
@@ -68,9 +57,9 @@ def releases_ls(what: What = None, /, *, home: HomeFolder = None, as_json: Json 
 @releases.command(name="show")
 def releases_show(what: What = None, /, *, home: HomeFolder = None, as_json: Json = False) -> None:
     """Show a release, the champion if none is named: from which data and code, proven by which numbers."""
-    shown = acts.describe(acts.open_desk(what, home=home, listener=_told))
+    shown = acts.describe(acts.open_desk(what, home=home, listener=notes_to_stderr))
     if as_json:
-        _print_json(shown)
+        print_json(shown)
         return
     head = {name: shown[name] for name in ("release", "state", "model", "version", "repository")}
     head["versions"] = [str(version) for version in shown["versions"]]
@@ -102,7 +91,7 @@ def releases_promote(
     as_json: Json = False,
 ) -> None:
     """Make a verified release the champion: the candidate if none is named. The servers are moved one by one."""
-    desk = acts.open_desk(what, overrides=overrides, home=home, listener=_told)
+    desk = acts.open_desk(what, overrides=overrides, home=home, listener=notes_to_stderr)
     _print_moved(acts.promote(desk, reason=reason), as_json)
 
 
@@ -120,7 +109,7 @@ def releases_rollback(
     as_json: Json = False,
 ) -> None:
     """Go back to the champion before the champion: its versions, and its configuration to the byte."""
-    desk = acts.open_desk(what, overrides=overrides, home=home, listener=_told)
+    desk = acts.open_desk(what, overrides=overrides, home=home, listener=notes_to_stderr)
     _print_moved(acts.roll_back(desk, to=to, reason=reason), as_json)
 
 
@@ -134,9 +123,9 @@ def releases_pin(
     as_json: Json = False,
 ) -> None:
     """Keep a release's versions in the repository for good, whatever `publish.keep` says."""
-    done = acts.set_pin(acts.open_desk(what, home=home, listener=_told), remove=remove)
+    done = acts.set_pin(acts.open_desk(what, home=home, listener=notes_to_stderr), remove=remove)
     if as_json:
-        _print_json(done)
+        print_json(done)
     else:
         out.print(f"{done['release']}: {done['state']}")
 
@@ -151,9 +140,9 @@ def releases_repair(
     as_json: Json = False,
 ) -> None:
     """Finish or undo what a process that died has left half done, so that servers and records agree again."""
-    done = acts.repair(acts.open_desk(what, overrides=overrides, home=home, listener=_told))
+    done = acts.repair(acts.open_desk(what, overrides=overrides, home=home, listener=notes_to_stderr))
     if as_json:
-        _print_json(done)
+        print_json(done)
         return
     for line in done["done"]:
         out.print(line, soft_wrap=True)
@@ -173,9 +162,9 @@ def releases_bake(
     as_json: Json = False,
 ) -> None:
     """Make a container image of a release, the champion if none is named: server, versions and config in one."""
-    done = acts.bake(acts.open_desk(what, home=home, listener=_told), tag, base=base, push=push)
+    done = acts.bake(acts.open_desk(what, home=home, listener=notes_to_stderr), tag, base=base, push=push)
     if as_json:
-        _print_json(done)
+        print_json(done)
     else:
         out.print(f"{done['release']} is in {done['digest'] or done['image']} ({done['id'][:19]})", soft_wrap=True)
 
@@ -195,9 +184,9 @@ def releases_shadow(
     as_json: Json = False,
 ) -> None:
     """Replay requests to the champion and the candidate on a staging server, and tell how they differ."""
-    found = acts.shadow(acts.open_desk(what, home=home, listener=_told), requests=requests)
+    found = acts.shadow(acts.open_desk(what, home=home, listener=notes_to_stderr), requests=requests)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     out.print(f"{found['candidate']} beside {found['champion']}, {found['requests']} requests", soft_wrap=True)
     outputs = [
@@ -224,13 +213,13 @@ def releases_render(
     home: HomeFolder = None,
 ) -> None:
     """Print Kubernetes manifests for a release that was baked into an image; nothing is applied."""
-    desk = acts.open_desk(what, home=home, listener=_told)
+    desk = acts.open_desk(what, home=home, listener=notes_to_stderr)
     sys.stdout.write(acts.render(desk, image, replicas=replicas, gpus=gpus, kserve=kserve, canary_percent=canary))
 
 
 def _print_moved(done: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        _print_json(done)
+        print_json(done)
         return
     listed = ", ".join(map(str, done["versions"]))
     out.print(f"[bold]{done['release']}[/]: {done['state']}", soft_wrap=True)
@@ -238,15 +227,3 @@ def _print_moved(done: Mapping[str, Any], as_json: bool) -> None:
     out.print(f"serving at {', '.join(done['servers']) or 'no server'}", soft_wrap=True)
     if done["previous"]:
         out.print(f"going back leads to {done['previous']}", soft_wrap=True)
-
-
-def _told(event: Event) -> None:
-    match event["type"]:
-        case "note":
-            err.print(f"note: {event['text']}", style="yellow", markup=False, soft_wrap=True)
-        case _:
-            pass
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
