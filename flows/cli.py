@@ -18,7 +18,7 @@ from rich.text import Text
 from flows import local, show
 from flows.chain import Job, Selection, open_job, survey
 from flows.release import propose, settled
-from flows.releases_cli import releases
+from flows.releases.commands import releases
 from flows.report import report_of
 from flows.words import invoked
 from tasks import validate
