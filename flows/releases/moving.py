@@ -12,7 +12,7 @@ from tasks import deploy, publish
 from tasks.artifacts.store import ArtifactStore
 from tasks.errors import NotReady, Refused
 from tasks.events import note
-from tasks.releases import Action, Release, record_promotion
+from tasks.releases import RELEASE, Action, Release, record_promotion
 from tasks.served import Candidate, Verification
 from tasks.targets import Replica
 from tasks.toolchain.provenance import Origin, Provenance
@@ -58,8 +58,7 @@ def _move(desk: Desk, release: Release, action: Action, *, measure: bool, reason
         champion = now.champion is not None and now.champion.ref == release.ref
         if champion and observed.config == candidate.config and _settled(desk, release) is not None:
             return _report(desk, "unchanged", release)
-        if why := observed.made_by_hand:
-            raise Refused(f"{observed.folder} is a model made by hand ({why}), and stays as it is")
+        publish.refuse_somebody_elses(observed, desk.name, takes_over=pipeline.publish.takes_over)
         engine = release.record.materials["engine"].record
         refuse_unfit(desk.store, pipeline, str(release.ref), engine, desk.target)
         restore(desk, release)
@@ -102,7 +101,7 @@ def restore(desk: Desk, release: Release) -> list[str]:
         engine = made.record.materials["engine"]
         config = made.record.materials["triton_config"]
         provenance = Provenance(
-            pipeline=desk.name,
+            pipeline=made.ref.pipeline,
             model=release.model,
             version=version,
             engine=Origin(name=_name(desk.store, engine.record), content=engine.content, record=engine.record),
@@ -125,13 +124,16 @@ def restore(desk: Desk, release: Release) -> list[str]:
 
 def origin(desk: Desk, release: Release, version: int) -> Release:
     """The release that made a version; another one may list it."""
-    own = [r for r in desk.standing.releases if (r.version, r.repository) == (version, release.repository)]
-    if not own:
+    # Of any pipeline: one that took a model over lists what the one before it made.
+    every = [Release(ref=ref, record=record) for ref, record in desk.store.list(None, RELEASE)]
+    wanted = (version, release.model, release.repository)
+    found = [made for made in every if (made.version, made.model, made.repository) == wanted]
+    if not found:
         raise Refused(
-            f"{release.ref} lists version {version} of {release.model}, which no release of {desk.name} made\n"
+            f"{release.ref} lists version {version} of {release.model}, which no release in {desk.home.store} made\n"
             "promote another release"
         )
-    return own[-1]
+    return found[-1]
 
 
 def _name(store: ArtifactStore, record: Any) -> str:

@@ -30,6 +30,11 @@ def repair(desk: Desk) -> dict[str, Any]:
                     triton_client.unload(replica.address, model, log=replica.log)
                     done.append(f"{replica.address.http_url} serves {model} no more, which was never released")
             return _repaired(desk, None, done)
+        if observed.owner not in (None, desk.name):
+            raise Refused(
+                f"{observed.folder} is the model of pipeline {observed.owner}, not of {desk.name}\n"
+                f"`enginehouse releases repair {observed.owner}` repairs it"
+            )
         release = _release_on_disk(desk, observed.config)
         done += restore(desk, release)
         candidate = candidate_of(desk.store, release)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.releases.desk import Desk, known
+from tasks import publish
 from tasks.artifacts.store import ArtifactStore
 from tasks.errors import Refused
 from tasks.releases import Release, Standing
@@ -18,7 +19,7 @@ def listing(desk: Desk) -> list[dict[str, Any]]:
         rows.append(
             {
                 "release": str(release.ref),
-                "state": now.state(release),
+                "state": _state(desk, now, release),
                 "pinned": release.ref.record in now.pinned,
                 "model": release.model,
                 "version": release.version,
@@ -45,7 +46,7 @@ def describe(desk: Desk) -> dict[str, Any]:
     return {
         "release": str(release.ref),
         "record": str(release.ref.record),
-        "state": now.state(release),
+        "state": _state(desk, now, release),
         "pinned": release.ref.record in now.pinned,
         "model": release.model,
         "version": release.version,
@@ -79,6 +80,13 @@ def describe(desk: Desk) -> dict[str, Any]:
         "pipeline_file": str(release.pipeline_file),
         "overrides": list(release.overrides),
     }
+
+
+def _state(desk: Desk, now: Standing, release: Release) -> str:
+    if release != now.champion:
+        return now.state(release)
+    owner = publish.observe(publish.Repository(release.repository), release.model).owner
+    return now.state(release) if owner in (None, desk.name) else f"taken over by {owner}"
 
 
 def merged_metrics(release: Release, now: Standing) -> dict[str, dict[str, float]]:
