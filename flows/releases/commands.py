@@ -77,7 +77,8 @@ def releases_show(what: What = None, /, *, home: HomeFolder = None, as_json: Jso
     head["verified"] = f"{shown['verified']['at'][:19]} UTC by {shown['verified']['by']}"
     if shown["override"]:
         head["released although a gate failed"] = shown["override"]
-    out.print(show.card(head))
+    for line in show.card(head):
+        out.print(line, soft_wrap=True)
     if shown["metrics"]:
         out.print(show.metrics_table(shown["metrics"]))
     steps = [

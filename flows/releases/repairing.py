@@ -23,6 +23,7 @@ def repair(desk: Desk) -> dict[str, Any]:
     pipeline, model = desk.pipeline, desk.pipeline.model
     with deploy.release_lock(desk.home, pipeline.repository, model):
         observed = desk.observe()
+        done += desk.target.clear_leftovers()
         done += [f"cleared {name}" for name in publish.clear_leftovers(observed.folder)]
         if observed.config is None:
             for replica in desk.target.observe():

@@ -230,7 +230,10 @@ def test_the_command_lists_shows_rolls_back_and_exits_with_its_status(lab):
     assert "adding/release@2" in enginehouse("ls").stdout
     shown = json.loads(enginehouse("show", "adding", "--json").stdout)
     assert (shown["release"], shown["state"]) == ("adding/release@2", "champion")
-    assert "promote" in enginehouse("show").stdout
+    card = enginehouse("show").stdout
+    assert "promote" in card
+    assert "repository" in card
+    assert str(lab.folder.parent) in card
     assert "adding/release@1: pinned" in enginehouse("pin", "adding/release@1").stdout
     back = json.loads(enginehouse("rollback", "--reason", "too slow", "--json").stdout)
     assert (back["state"], back["release"], back["version"]) == ("rolled back", "adding/release@1", 1)
