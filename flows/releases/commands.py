@@ -189,14 +189,21 @@ def releases_shadow(
     requests: Annotated[
         Path | None,
         Parameter(
-            help="A file with one request a line, in the JSON of Triton's HTTP protocol; else the golden inputs."
+            help="A file with one request a line, in the JSON of Triton's HTTP protocol; or an .npz of the inputs' "
+            "arrays, one request a row. The golden inputs if left out."
         ),
     ] = None,
+    live: Annotated[
+        bool,
+        Parameter(
+            negative=(), help="Load the candidate beside the champion on the first live server, and unload it again."
+        ),
+    ] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Replay requests to the champion and the candidate on a staging server, and tell how they differ."""
-    found = acts.shadow(acts.open_desk(what, home=home, listener=_told), requests=requests)
+    """Replay requests to the champion and the candidate, on a staging server or live, and tell how they differ."""
+    found = acts.shadow(acts.open_desk(what, home=home, listener=_told), requests=requests, live=live)
     if as_json:
         _print_json(found)
         return

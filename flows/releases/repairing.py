@@ -7,6 +7,7 @@ from flows.releases.desk import Desk
 from flows.releases.keeping import retain
 from flows.releases.moving import bring, candidate_of, restore
 from tasks import deploy, publish
+from tasks.beside import clear_beside
 from tasks.errors import NotReady, Refused
 from tasks.releases import Release, point_aliases, record_promotion
 from tasks.served import Candidate, disagreements
@@ -22,6 +23,7 @@ def repair(desk: Desk) -> dict[str, Any]:
     done: list[str] = []
     pipeline, model = desk.pipeline, desk.pipeline.model
     with deploy.release_lock(desk.home, pipeline.repository, model):
+        done += clear_beside(publish.Repository(pipeline.repository), model, desk.target.observe())
         observed = desk.observe()
         done += desk.target.clear_leftovers()
         done += [f"cleared {name}" for name in publish.clear_leftovers(observed.folder)]
