@@ -97,8 +97,17 @@ class Job:
 def open_job(
     file: Path, overrides: Sequence[str], selection: Selection, listener: Listener, *, override: str | None = None
 ) -> Job:
-    """Read the pipeline file, its code's and its data's identity, and open the store that belongs to it."""
+    """Read the pipeline file, its code's and its data's identity, and open the store that belongs to it.
+
+    Raises `ConfigError`; and, before anything is built, `StoreUnusable` or `Refused` for a model repository into which
+    the run could publish nothing.
+    """
     pipeline = load(file, overrides)
+    if selection.covers(publish.STAGE):
+        repository = publish.Repository(pipeline.repository)
+        publish.require_usable(repository, pipeline.model)
+        observed = publish.observe(repository, pipeline.model)
+        publish.refuse_somebody_elses(observed, pipeline.name, takes_over=pipeline.publish.takes_over)
     home = find_home(pipeline.folder)
     store = ArtifactStore.open(home.store, warn=lambda text: note(listener, text))
     identity = Identity(

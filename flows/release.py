@@ -107,6 +107,7 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
             config=materials["triton_config"],
             config_text=config.read_text(encoding="utf-8"),
             actor=f"{getpass.getuser()}@{socket.gethostname()}",
+            takes_over=pipeline.publish.takes_over,
             used=used_versions(store, pipeline.repository),
         ),
     )

@@ -14,24 +14,12 @@ Metrics = Mapping[str, Mapping[str, float]]
 
 def metric_gates(gates: Gates, metrics: Metrics) -> list[GateResult]:
     """Compare every measured value of the declared metrics with its bounds; one that nothing measured fails as NaN."""
-    results = []
-    for name, gate in gates.metrics.items():
-        for runtime, value in (metrics.get(name) or {"recipe": math.nan}).items():
-            for bound, passed, sign in (
-                (gate.min, gate.min is None or value >= gate.min, ">="),
-                (gate.max, gate.max is None or value <= gate.max, "<="),
-            ):
-                if bound is not None:
-                    results.append(
-                        GateResult(
-                            gate=f"metrics.{name}",
-                            runtime=runtime,
-                            measured=value,
-                            allowed=f"{sign} {bound:g}",
-                            passed=passed,
-                        )
-                    )
-    return results
+    return [
+        result
+        for name, gate in gates.metrics.items()
+        for runtime, value in (metrics.get(name) or {"recipe": math.nan}).items()
+        for result in _within(f"metrics.{name}", runtime, value, at_least=gate.min, at_most=gate.max)
+    ]
 
 
 def parity_gate(gates: Gates, runtime: str, golden: Mapping[str, float], *, parity: Parity | None = None) -> GateResult:
@@ -41,13 +29,9 @@ def parity_gate(gates: Gates, runtime: str, golden: Mapping[str, float], *, pari
     where it has one, and was the evaluation's too.
     """
     parity = parity or gates.parity
-    return GateResult(
-        gate="parity",
-        runtime=runtime,
-        measured=golden["beyond_rtol"],
-        allowed=f"<= {parity.atol:g} (beyond {parity.rtol:g} of the expected value)",
-        passed=golden["beyond_rtol"] <= parity.atol,
-    )
+    unit = f" (beyond {parity.rtol:g} of the expected value)"
+    (result,) = _within("parity", runtime, golden["beyond_rtol"], at_most=parity.atol, unit=unit)
+    return result
 
 
 def served_gates(
@@ -55,26 +39,21 @@ def served_gates(
 ) -> list[GateResult]:
     """Judge how far each metric on a server lies from the one on PyTorch, whether it has bounds or not."""
     return [
-        GateResult(
-            gate=f"served_tolerance of {name}",
-            runtime=runtime,
-            measured=abs(served.get(name, math.nan) - value),
-            allowed=f"<= {gates.served_tolerance:g}",
-            passed=abs(served.get(name, math.nan) - value) <= gates.served_tolerance,
-        )
+        result
         for name, value in expected.items()
+        for result in _within(
+            f"served_tolerance of {name}",
+            runtime,
+            abs(served.get(name, math.nan) - value),
+            at_most=gates.served_tolerance,
+        )
     ]
 
 
 def repeat_gate(gates: Gates, runtime: str, golden: Mapping[str, float]) -> GateResult:
     """Judge how far two answers to the same request lie apart."""
-    return GateResult(
-        gate="determinism",
-        runtime=runtime,
-        measured=golden["repeated"],
-        allowed=f"<= {gates.repeat_tolerance:g}",
-        passed=golden["repeated"] <= gates.repeat_tolerance,
-    )
+    (result,) = _within("determinism", runtime, golden["repeated"], at_most=gates.repeat_tolerance)
+    return result
 
 
 def slice_gates(gates: Gates, runtime: str, slices: Metrics) -> list[GateResult]:
@@ -83,20 +62,7 @@ def slice_gates(gates: Gates, runtime: str, slices: Metrics) -> list[GateResult]
     for name, gate in gates.slices.items():
         values = {where: found[name] for where, found in slices.items() if name in found} or {"none": math.nan}
         for where, value in values.items():
-            for bound, passed, sign in (
-                (gate.min, gate.min is None or value >= gate.min, ">="),
-                (gate.max, gate.max is None or value <= gate.max, "<="),
-            ):
-                if bound is not None:
-                    results.append(
-                        GateResult(
-                            gate=f"slices.{name} of {where}",
-                            runtime=runtime,
-                            measured=value,
-                            allowed=f"{sign} {bound:g}",
-                            passed=passed,
-                        )
-                    )
+            results += _within(f"slices.{name} of {where}", runtime, value, at_least=gate.min, at_most=gate.max)
     return results
 
 
@@ -117,49 +83,29 @@ def champion_gates(
     for name, gate in declared.items():
         ours, theirs = candidate.get(name, math.nan), champion.get(name, math.nan)
         better = ours - theirs if gate.goal == "maximize" else theirs - ours
-        for bound, allowed in (
-            (gate.min_improvement, ">="),
-            (None if gate.max_loss is None else -gate.max_loss, ">="),
-        ):
-            if bound is not None:
-                results.append(
-                    GateResult(
-                        gate=f"{what}{name} against the champion's {theirs:.6g}",
-                        runtime="staging",
-                        measured=better,
-                        allowed=f"{allowed} {bound:g} better",
-                        passed=better >= bound,
-                    )
-                )
+        for bound in (gate.min_improvement, None if gate.max_loss is None else -gate.max_loss):
+            against = f"{what}{name} against the champion's {theirs:.6g}"
+            results += _within(against, "staging", better, at_least=bound, unit=" better")
     return results
 
 
 def load_gates(gate: LoadGate, candidate: Mapping[str, float], champion: Mapping[str, float]) -> list[GateResult]:
     """Judge how the candidate bears load; both hold `p99` (ms) and `throughput` (requests/s) of the same run."""
-    p99 = candidate["p99"] / champion["p99"]
-    throughput = candidate["throughput"] / champion["throughput"]
-    results = []
-    if gate.max_p99_ratio is not None:
-        results.append(
-            GateResult(
-                gate=f"load: p99 of {candidate['p99']:.3g} ms to the champion's {champion['p99']:.3g} ms",
-                runtime="staging",
-                measured=p99,
-                allowed=f"<= {gate.max_p99_ratio:g}",
-                passed=p99 <= gate.max_p99_ratio,
-            )
-        )
-    if gate.min_throughput_ratio is not None:
-        results.append(
-            GateResult(
-                gate=f"load: {candidate['throughput']:.4g}/s to the champion's {champion['throughput']:.4g}/s",
-                runtime="staging",
-                measured=throughput,
-                allowed=f">= {gate.min_throughput_ratio:g}",
-                passed=throughput >= gate.min_throughput_ratio,
-            )
-        )
-    return results
+    ours, theirs = candidate, champion
+    return [
+        *_within(
+            f"load: p99 of {ours['p99']:.3g} ms to the champion's {theirs['p99']:.3g} ms",
+            "staging",
+            ours["p99"] / theirs["p99"],
+            at_most=gate.max_p99_ratio,
+        ),
+        *_within(
+            f"load: {ours['throughput']:.4g}/s to the champion's {theirs['throughput']:.4g}/s",
+            "staging",
+            ours["throughput"] / theirs["throughput"],
+            at_least=gate.min_throughput_ratio,
+        ),
+    ]
 
 
 def require(results: Sequence[GateResult], *, consequence: str, override: str | None = None) -> None:
@@ -170,3 +116,27 @@ def require(results: Sequence[GateResult], *, consequence: str, override: str | 
     failed = sum(not result.passed for result in results)
     if failed and override is None:
         raise GateFailed(f"{failed} of {len(results)} gates failed; {consequence}", results=results)
+
+
+def _within(
+    gate: str,
+    runtime: str,
+    measured: float,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    unit: str = "",
+) -> list[GateResult]:
+    """A result for each bound that is given. NaN, which is what was not measured, is within none."""
+    results = []
+    if at_least is not None:
+        allowed = f">= {at_least:g}{unit}"
+        results.append(
+            GateResult(gate=gate, runtime=runtime, measured=measured, allowed=allowed, passed=measured >= at_least)
+        )
+    if at_most is not None:
+        allowed = f"<= {at_most:g}{unit}"
+        results.append(
+            GateResult(gate=gate, runtime=runtime, measured=measured, allowed=allowed, passed=measured <= at_most)
+        )
+    return results

@@ -18,6 +18,7 @@ before it stays listed, so that going back loads nothing.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from typing import Any
 
 from tasks.artifacts.content import FileEntry
 from tasks.artifacts.record import ArtifactRef
-from tasks.errors import Refused
+from tasks.errors import Refused, StoreUnusable
 from tasks.toolchain.config_pbtxt import parse, signature_of, with_versions
 from tasks.toolchain.model_repository import ModelFolder, Published, Repository, observe
 from tasks.toolchain.model_writing import clear_leftovers, commit_config, place, seal, staging
@@ -46,8 +47,10 @@ __all__ = [
     "observe",
     "place_version",
     "plan",
+    "refuse_somebody_elses",
     "release_config",
     "remove_versions",
+    "require_usable",
     "restore_version",
 ]
 
@@ -69,6 +72,8 @@ class Wanted:
     """The content of `config`: a config.pbtxt that lists no versions."""
     actor: str
     """user@host."""
+    takes_over: str | None = None
+    """Another pipeline whose model it may go on with."""
     used: frozenset[int] = frozenset()
     """Numbers that records of former releases name: never used again, though their folders may be gone."""
 
@@ -136,11 +141,7 @@ def plan(observed: ModelFolder, wanted: Wanted) -> PublishPlan:
         Refused: the folder is somebody else's model, or clients of the champion could not talk to the wanted one.
     """
     assert parse(wanted.config_text).name == wanted.model == observed.model
-    if why := observed.made_by_hand:
-        raise Refused(
-            f"{observed.folder} is a model made by hand ({why}), and stays as it is\n"
-            "choose another `model` name in the pipeline file, or move that folder away"
-        )
+    refuse_somebody_elses(observed, wanted.pipeline, takes_over=wanted.takes_over)
     _refuse_another_signature(observed, wanted)
     champion = observed.champion
     same = [
@@ -161,6 +162,40 @@ def plan(observed: ModelFolder, wanted: Wanted) -> PublishPlan:
         previous=previous,
         config_text=release_config(wanted.config_text, version, previous),
     )
+
+
+def refuse_somebody_elses(observed: ModelFolder, pipeline: str, *, takes_over: str | None) -> None:
+    """Raise `Refused` where the model is not the pipeline's: made by hand, or published by another pipeline.
+
+    `takes_over` names the other pipeline whose model this one may go on with.
+    """
+    if why := observed.made_by_hand:
+        raise Refused(
+            f"{observed.folder} is a model made by hand ({why}), and stays as it is\n"
+            "choose another `model` name in the pipeline file, or move that folder away"
+        )
+    if observed.owner not in (None, pipeline, takes_over):
+        raise Refused(
+            f"{observed.folder} is the model of pipeline {observed.owner}, whose champion {pipeline} would replace\n"
+            "choose another `model` name or another `publish.repository` in the pipeline file, or let it go on with "
+            f"that model by `publish.takes_over: {observed.owner}`"
+        )
+
+
+def require_usable(repository: Repository, model: str) -> None:
+    """Raise `StoreUnusable` where the model could not be published: asked before hours of training. Writes nothing."""
+    mend = "name another `publish.repository` in the pipeline file, or let this user write there"
+    folder = repository.folder(model)
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as error:
+        raise StoreUnusable(
+            f"the model repository cannot be read: {error.strerror}: {error.filename}\n{mend}"
+        ) from error
+    if not nearest.is_dir():
+        raise StoreUnusable(f"the model repository {repository.path} cannot be a folder: {nearest} is a file\n{mend}")
+    if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
+        raise StoreUnusable(f"the model repository {repository.path} cannot be written: {nearest} is read-only\n{mend}")
 
 
 def release_config(base_config: str, champion: int, previous: int | None) -> str:

@@ -7,7 +7,7 @@ staging server has verified it. What then happens to it are promotions: records 
 it among its materials, so that the newest one leads through the whole history. The aliases `champion`, `previous` and
 `candidate` say in one word what the history says.
 
-What is *served* is decided by `config.pbtxt` in the model repository, not by these records: see `flows/releases.py` for
+What is *served* is decided by `config.pbtxt` in the model repository, not by these records: see `flows/releases/` for
 how the two are brought together again after a process died between them.
 """
 

@@ -291,6 +291,7 @@ def compare_answers(
     candidate: Candidate,
     *,
     champion: int,
+    beside: str | None = None,
     requests: Path | None,
     work: Path,
     log: Path,
@@ -299,6 +300,7 @@ def compare_answers(
 ) -> dict[str, Any]:
     """Replay requests, the golden inputs if none are given, to the champion's and the candidate's version.
 
+    `beside` is the name under which the candidate is served, where that is another than the champion's.
     Returns the `ShadowReport`; judges nothing. Raises `ConfigError` for a file that holds no requests.
     """
     step = program_step(
@@ -308,9 +310,12 @@ def compare_answers(
         job={
             "golden": evaluation.golden_file(candidate.validation),
             "requests": None if requests is None else str(requests.absolute()),
-            "url": address.grpc_url,
-            "model": candidate.model,
-            "versions": [champion, candidate.version],
+            "champion": {"url": address.grpc_url, "model": candidate.model, "version": champion},
+            "candidate": {
+                "url": address.grpc_url,
+                "model": beside or candidate.model,
+                "version": candidate.version,
+            },
         },
         timeout_seconds=evaluation.timeout_seconds(pipeline),
     )

@@ -93,13 +93,14 @@ class Adding:
 '''
 
 PIPELINE = """
-name: adding
+name: {name}
+model: adding
 recipe: recipe.py:Adding
 data: {{rows: {{version: "1"}}}}
 shapes: {{batch: {{min: 1, opt: 8, max: 16}}}}
 inputs: {{x: {{dtype: float32, shape: [batch, 1]}}}}
 serve: {{max_batch_size: 8}}
-publish: {{repository: models, keep: {keep}}}
+publish: {{repository: models, keep: {keep}, takes_over: {takes_over}}}
 gates: {gates}
 deploy: {deploy}
 """
@@ -136,6 +137,9 @@ class Lab:
     deploy: str = "{kind: process}"
     gates: str = "{}"
     keep: int = 5
+    name: str = "adding"
+    """The pipeline's; its model is `adding`."""
+    takes_over: str = "null"
     heard: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -145,7 +149,8 @@ class Lab:
 
     def configure(self) -> None:
         """Write the pipeline file anew."""
-        self.file.write_text(PIPELINE.format(deploy=self.deploy, gates=self.gates, keep=self.keep))
+        fields = {f: getattr(self, f) for f in ("name", "deploy", "gates", "keep", "takes_over")}
+        self.file.write_text(PIPELINE.format(**fields))
         self.__dict__.pop("pipeline", None)
 
     @property
@@ -177,8 +182,8 @@ class Lab:
     def config(self) -> str:
         return (self.folder / "config.pbtxt").read_text()
 
-    def desk(self, text: str | None = "adding") -> Desk:
-        return open_desk(text, home=self.home.root, listener=self.heard.append)
+    def desk(self, text: str | None = None) -> Desk:
+        return open_desk(text or self.name, home=self.home.root, listener=self.heard.append)
 
     def products(self, number: float, *, broken: bool = False, max_batch_size: int = 8) -> dict[str, ArtifactRef]:
         """What the stages before a release would have left for a model that adds `number`."""
@@ -194,7 +199,7 @@ class Lab:
             if not folder.exists():
                 folder.mkdir(parents=True)
                 write(folder)
-            refs[stage] = self.store.record(pipeline="adding", stage=stage, content=folder)
+            refs[stage] = self.store.record(pipeline=self.name, stage=stage, content=folder)
         return refs
 
     def base_config(self, max_batch_size: int = 8) -> str:
@@ -214,13 +219,14 @@ class Lab:
         source = partial(self.store.materialise, products["engine"])
         repository = publish.Repository(self.pipeline.repository)
         wanted = publish.Wanted(
-            pipeline="adding",
+            pipeline=self.name,
             model="adding",
             engine=products["engine"],
             files=self.store.content(products["engine"]).files,
             config=products["triton_config"],
             config_text=self.base_config(max_batch_size),
             actor="tester@here",
+            takes_over=self.pipeline.publish.takes_over,
             used=used_versions(self.store, self.pipeline.repository),
         )
         plan = publish.plan(publish.observe(repository, "adding"), wanted)

@@ -4,12 +4,18 @@ Explicit model control starts empty, so every model that enginehouse released is
 each start, a container that its restart policy brings back serves the champion, whatever was released since it was
 made. A model that cannot be loaded keeps no other from being served (`--exit-on-error=false`), and keeps the container
 unhealthy (health.py).
+
+A container does not die with the process that made it, so one that shall is told so (ENGINEHOUSE_ENDS_WITH_STDIN): its
+maker holds its standard input, which the Docker engine closes when the maker is gone, however it went.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 REPOSITORY = Path("/models")
@@ -64,7 +70,23 @@ def main() -> None:
     # What a killed server of the same container left would fill the container's /dev/shm with every restart.
     for left in Path("/dev/shm").glob("triton_python_backend_shm_region_*"):  # noqa: S108
         left.unlink(missing_ok=True)
+    if os.environ.get("ENGINEHOUSE_ENDS_WITH_STDIN"):
+        sys.exit(serve_until_stdin_ends(argv))
     os.execvp(argv[0], argv)  # noqa: S606 - pid 1 becomes the server, which gets the stop signal
+
+
+def serve_until_stdin_ends(argv: list[str]) -> int:
+    """Run the server and end it, without a farewell, when nobody holds our standard input any more."""
+    server = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        server.kill()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return server.wait()
 
 
 if __name__ == "__main__":

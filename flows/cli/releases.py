@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from flows import releases as acts
 from flows import show
-from flows.cli.console import HomeFolder, Json, home_at, notes_to_stderr, out, print_json
+from flows.cli.console import HomeFolder, Json, home_at, notes_to_stderr, out, print_json, print_lines
 
 releases = App(name="releases", help="What was released: list, show, promote, roll back.")
 
@@ -66,7 +66,7 @@ def releases_show(what: What = None, /, *, home: HomeFolder = None, as_json: Jso
     head["verified"] = f"{shown['verified']['at'][:19]} UTC by {shown['verified']['by']}"
     if shown["override"]:
         head["released although a gate failed"] = shown["override"]
-    out.print(show.card(head))
+    print_lines(show.card(head))
     if shown["metrics"]:
         out.print(show.metrics_table(shown["metrics"]))
     steps = [
@@ -177,14 +177,21 @@ def releases_shadow(
     requests: Annotated[
         Path | None,
         Parameter(
-            help="A file with one request a line, in the JSON of Triton's HTTP protocol; else the golden inputs."
+            help="A file with one request a line, in the JSON of Triton's HTTP protocol; or an .npz of the inputs' "
+            "arrays, one request a row. The golden inputs if left out."
         ),
     ] = None,
+    live: Annotated[
+        bool,
+        Parameter(
+            negative=(), help="Load the candidate beside the champion on the first live server, and unload it again."
+        ),
+    ] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Replay requests to the champion and the candidate on a staging server, and tell how they differ."""
-    found = acts.shadow(acts.open_desk(what, home=home, listener=notes_to_stderr), requests=requests)
+    """Replay requests to the champion and the candidate, on a staging server or live, and tell how they differ."""
+    found = acts.shadow(acts.open_desk(what, home=home, listener=notes_to_stderr), requests=requests, live=live)
     if as_json:
         print_json(found)
         return

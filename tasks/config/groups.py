@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PlainValidator, model_validator
 
 from tasks.config.fields import Keyed, Listed, Placement, PositiveInt, Settings
-from tasks.config.names import Identifier, MetricName, PathText, Text
+from tasks.config.names import FolderText, Identifier, MetricName, Name, PathText, Text
 
 DType = Literal[
     "float16", "float32", "float64",
@@ -291,11 +291,14 @@ class Gates(Settings):
 class Publish(Settings):
     """Where the model goes."""
 
-    repository: Placement[PathText] = "model_repo"
+    repository: Placement[FolderText] = "model_repo"
     """The Triton model repository, relative to the pipeline file. Made if it is not there."""
     keep: Placement[PositiveInt] = 5
     """Versions of older releases than the newest that many are removed from the repository. Never the champion's, the
     previous one's, the candidate's or a pinned one's; and what was removed can be rolled back to all the same."""
+    takes_over: Placement[Name | None] = None
+    """The name of another pipeline whose model this one goes on with; as after renaming a pipeline. Without it, a model
+    that another pipeline published is left as it is."""
 
 
 InputName = Identifier

@@ -51,6 +51,13 @@ def check_path(value: str) -> str:
     return value
 
 
+def check_folder(value: str) -> str:
+    """A folder on this machine: what looks like the address of a bucket would become a folder of that name."""
+    if "://" in value:
+        raise ValueError(f"expected a folder, got {value!r}: mount the bucket, and name the folder where it is")
+    return check_path(value)
+
+
 def check_recipe(value: str) -> str:
     """`FILE.py:CLASS`."""
     file, colon, attribute = value.rpartition(":")
@@ -65,4 +72,5 @@ Identifier = Annotated[str, AfterValidator(check_identifier)]
 MetricName = Annotated[str, AfterValidator(check_metric)]
 Text = Annotated[str, AfterValidator(check_text)]
 PathText = Annotated[str, AfterValidator(check_path)]
+FolderText = Annotated[str, AfterValidator(check_folder)]
 RecipeText = Annotated[str, AfterValidator(check_recipe)]

@@ -463,16 +463,14 @@ class LoadReport(TypedDict):
 
 
 class ShadowJob(TypedDict):
-    """`shadow`: the same requests to two versions of one model, and how their answers differ."""
+    """`shadow`: the same requests to champion and candidate, and how their answers differ."""
 
     golden: str
     """Whose output names are asked, and whose inputs where no requests are given."""
     requests: str | None
-    """A file with one request a line, in the JSON of Triton's HTTP protocol."""
-    url: str
-    model: str
-    versions: list[int]
-    """The champion's, and the candidate's."""
+    """A file of recorded ones: JSON of Triton's HTTP protocol, one a line; or `.npz`, inputs by name, one a row."""
+    champion: TritonTarget
+    candidate: TritonTarget
     output: str
     work: str
 

@@ -60,6 +60,9 @@ class DeployTarget(Protocol):
         """A ready server of the same kind on another repository, which ends with the `with` and with us; its files and
         its log lie in `folder`. Raises `NotReady` when it does not load the model."""
 
+    def clear_leftovers(self) -> Sequence[str]:
+        """Remove what staging servers left whose makers were killed; what was done, in words."""
+
     def stop(self) -> Sequence[Replica]:
         """End the servers and return those that ran."""
 

@@ -25,7 +25,7 @@ from tasks.home import Home
 from tasks.targets import Replica
 from tasks.targets.process import server_name
 from tasks.toolchain import probe, triton_client
-from tasks.toolchain.docker_engine import PREFIX, engine, reported, require_image, tail
+from tasks.toolchain.docker_engine import PREFIX, engine, held, reported, require_image, tail
 from tasks.toolchain.processes import boot_id, find_free_ports, is_free, listener, start_time
 from tasks.toolchain.triton_client import Address
 from tasks.toolchain.triton_token import is_exposed, make_token, read_token
@@ -184,7 +184,8 @@ class DockerTarget:
 
     @contextmanager
     def staging(self, repository: Path, model: str, folder: Path) -> Iterator[Replica]:
-        """A container of the same image on another repository. One that a killed process left is removed first."""
+        """A container of the same image on another repository. It ends by itself when this process does, however that
+        ends; what is left of it is removed by whatever comes next."""
         del folder  # the log is the engine's
         image = require_image(self._config.image)
         remove_orphans()
@@ -192,22 +193,26 @@ class DockerTarget:
         pid = os.getpid()
         labels = {LABELS["staging"]: f"{boot_id()} {pid} {start_time(pid)}", LABELS["spec"]: image.short_id}
         changed = {"restart": "no", "host": "127.0.0.1"}
+        options = container_options(
+            self._config.model_copy(update=changed),
+            name=f"enginehouse-staging-{digest_of([str(repository), pid]).hex[:8]}",
+            repository=repository.resolve(),
+            labels=labels,
+            ports=ports,
+        ) | {"detach": False, "stdin_open": True, "environment": {"ENGINEHOUSE_ENDS_WITH_STDIN": "1"}}
         with reported("the staging container"):
-            container = engine().containers.run(
-                **container_options(
-                    self._config.model_copy(update=changed),
-                    name=f"enginehouse-staging-{digest_of([str(repository), pid]).hex[:8]}",
-                    repository=repository.resolve(),
-                    labels=labels,
-                    ports=ports,
-                )
-            )
+            container = engine().containers.create(**options)
         try:
-            self._wait_ready(container, [model])
-            container.reload()
-            yield replica(container)
+            with held(container):
+                self._wait_ready(container, [model])
+                container.reload()
+                yield replica(container)
         finally:
             container.remove(force=True)
+
+    def clear_leftovers(self) -> Sequence[str]:
+        """Remove staging containers that ended when their makers were killed."""
+        return [f"removed {name}, which a process that died has left" for name in remove_orphans()]
 
     def stop(self) -> Sequence[Replica]:
         """Let the containers drain, and remove them."""
@@ -324,12 +329,15 @@ def stop(found: Sequence[Any]) -> Sequence[Replica]:
     return ran
 
 
-def remove_orphans() -> None:
-    """Remove staging containers whose makers are gone: a container does not die with the process that made it."""
+def remove_orphans() -> list[str]:
+    """Remove staging containers whose makers are gone; their names."""
+    removed = []
     for container in engine().containers.list(all=True, filters={"label": LABELS["staging"]}):
         boot, pid, started = container.labels[LABELS["staging"]].split()
         if boot != boot_id() or str(start_time(int(pid))) != started:
             container.remove(force=True)
+            removed.append(container.name)
+    return removed
 
 
 def _remove(container: Any) -> None:

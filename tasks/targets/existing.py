@@ -92,6 +92,10 @@ class ExistingTarget:
         ) as record:
             yield replica(record)
 
+    def clear_leftovers(self) -> Sequence[str]:
+        """Nothing: a staging process ends with its maker, and the next one tidies up."""
+        return ()
+
     def stop(self) -> Sequence[Replica]:
         """They are not ours to end."""
         return ()

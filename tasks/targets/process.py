@@ -114,6 +114,10 @@ class ProcessTarget:
         ) as record:
             yield replica(record)
 
+    def clear_leftovers(self) -> Sequence[str]:
+        """Nothing: a staging process ends with its maker, and the next one tidies up."""
+        return ()
+
     def stop(self) -> Sequence[Replica]:
         """End the server."""
         record = self._record()

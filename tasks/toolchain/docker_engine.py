@@ -52,6 +52,22 @@ def reported(what: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def held(container: Any) -> Iterator[None]:
+    """Start a created container whose standard input we hold for the time of the block.
+
+    The engine closes that input when the block ends, or this process, however it ends: the connection goes with it.
+    """
+    # Before the start: a container that nobody ever held would wait for good.
+    stdin = engine().api.attach_socket(container.id, params={"stdin": 1, "stream": 1})
+    try:
+        with reported(f"starting {container.name}"):
+            container.start()
+        yield
+    finally:
+        stdin.close()
+
+
 def require_image(image: str) -> Any:
     """The image, pulled where it is not here. Raises ToolMissing with the way to make it."""
     import docker

@@ -98,6 +98,8 @@ class ModelFolder:
     """Those that we placed and that are whole."""
     damaged: Mapping[int, str] = field(default_factory=dict)
     """Those that we placed and whose files have changed since, and how."""
+    pipelines: Mapping[int, str] = field(default_factory=dict)
+    """Of the versions that enginehouse placed, whole or damaged, the pipeline that each is of."""
     foreign: Mapping[str, str] = field(default_factory=dict)
     """Names of what others put there, and how we know."""
     taken: frozenset[int] = frozenset()
@@ -117,6 +119,13 @@ class ModelFolder:
         return max(self.there.intersection(self.listed), default=None)
 
     @property
+    def owner(self) -> str | None:
+        """The pipeline whose model this is: that of the champion, or else of the newest version; `None` without one."""
+        listed = [version for version in self.pipelines if version in self.listed]
+        newest = max(listed or self.pipelines, default=None)
+        return None if newest is None else self.pipelines[newest]
+
+    @property
     def made_by_hand(self) -> str | None:
         """Why this is a model that somebody else serves, so that it must be left as it is; `None` if it is not."""
         if self.config is not None and (CONFIG in self.foreign or not is_ours(self.config)):
@@ -130,6 +139,7 @@ class ModelFolder:
 @dataclass(frozen=True, slots=True)
 class _Damaged:
     why: str
+    pipeline: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,11 @@ def observe(repository: Repository, model: str) -> ModelFolder:
         listed=listed,
         versions={version.version: version for version in found.values() if isinstance(version, Published)},
         damaged={int(name): version.why for name, version in found.items() if isinstance(version, _Damaged)},
+        pipelines={
+            int(name): version.pipeline if isinstance(version, _Damaged) else version.provenance.pipeline
+            for name, version in found.items()
+            if not isinstance(version, _Foreign)
+        },
         foreign=foreign,
         taken=frozenset(taken.union(listed)),
         leftovers=leftovers,
@@ -222,7 +237,7 @@ def _read_version(model: str, folder: Path) -> Published | _Damaged | _Foreign:
     if (provenance.model, str(provenance.version)) != (model, folder.name):
         return _Foreign(f"has the {PROVENANCE} of {provenance.model} {provenance.version}")
     if why := _damage(folder, provenance):
-        return _Damaged(why)
+        return _Damaged(why, provenance.pipeline)
     return Published(model=model, version=provenance.version, folder=folder, provenance=provenance)
 
 

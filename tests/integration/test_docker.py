@@ -18,7 +18,7 @@ import pytest
 
 from flows.releases import bake, repair
 from tasks.errors import NotReady, ToolMissing
-from tasks.targets.docker import LABELS, remove_orphans
+from tasks.targets.docker import LABELS
 from tasks.toolchain import triton_client
 from tasks.toolchain.docker_engine import engine
 from tasks.toolchain.processes import find_free_ports, is_free
@@ -158,10 +158,32 @@ def test_a_candidate_that_cannot_load_is_refused_by_the_staging_container(lab, d
     assert docker.containers.list(all=True, filters={"label": LABELS["staging"]}) == []
 
 
-def test_a_staging_container_whose_maker_was_killed_is_removed(lab, docker):
-    left = docker.containers.create("enginehouse/triton:cpu", labels={LABELS["staging"]: "other-boot 1 1"})
-    remove_orphans()
-    assert left.id not in [c.id for c in docker.containers.list(all=True)]
+STAGING = """
+import sys, time
+from pathlib import Path
+from tasks.home import Home
+from tasks.pipeline_file import load
+from tasks.targets import target_of
+
+root = Path(sys.argv[1])
+with target_of(load(root / "pipeline.yaml"), Home(root / "home")).staging(root / "models", "adding", root) as server:
+    print(server.name, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_staging_container_ends_with_its_maker_and_the_next_command_removes_it(lab, docker):
+    lab.promote(lab.release(1))
+    maker = subprocess.Popen([sys.executable, "-c", STAGING, str(lab.root)], stdout=subprocess.PIPE, text=True)
+    name = maker.stdout.readline().strip()
+    staging = docker.containers.get(name)
+    assert staging.status == "running"
+    maker.kill()
+    maker.wait()
+    assert release_lab.eventually(lambda: (staging.reload(), staging.status)[1] == "exited", 10)
+    assert everyone(lab) == [1, 1]
+    repair(lab.desk())
+    assert docker.containers.list(all=True, filters={"label": LABELS["staging"]}) == []
 
 
 def test_gpus_that_are_not_there_get_one_clear_error(lab, docker):

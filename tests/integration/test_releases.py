@@ -230,7 +230,10 @@ def test_the_command_lists_shows_rolls_back_and_exits_with_its_status(lab):
     assert "adding/release@2" in enginehouse("ls").stdout
     shown = json.loads(enginehouse("show", "adding", "--json").stdout)
     assert (shown["release"], shown["state"]) == ("adding/release@2", "champion")
-    assert "promote" in enginehouse("show").stdout
+    card = enginehouse("show").stdout
+    assert "promote" in card
+    assert "repository" in card
+    assert str(lab.folder.parent) in card
     assert "adding/release@1: pinned" in enginehouse("pin", "adding/release@1").stdout
     back = json.loads(enginehouse("rollback", "--reason", "too slow", "--json").stdout)
     assert (back["state"], back["release"], back["version"]) == ("rolled back", "adding/release@1", 1)
@@ -255,3 +258,32 @@ def test_a_name_that_is_no_release_gets_one_clear_error(lab):
         lab.desk("adding/release@7")
     with pytest.raises(ConfigError):
         lab.roll_back(to="7")
+
+
+def test_a_model_of_another_pipeline_is_refused_until_it_is_taken_over(lab):
+    """Two pipelines that publish one model name into one repository, and a pipeline that was renamed."""
+    promoted(lab, 1)
+    other = Lab(lab.root, name="other")
+    with pytest.raises(Refused, match=r"is the model of pipeline adding, .*\n.*`publish.takes_over: adding`"):
+        other.release(5)
+    assert (lab.ask(), versions(lab)) == (1, [1])
+    plan = [str(ENGINEHOUSE), "plan", str(other.file), "--json"]
+    refused = subprocess.run(plan, capture_output=True, text=True, timeout=60, check=False)
+    assert (refused.returncode, "publish.takes_over: adding" in refused.stderr) == (9, True)
+
+    other.takes_over = "adding"
+    other.configure()
+    promoted(other, 5)
+    assert (other.ask(), other.ask(1)) == (5, 1)
+    other.takes_over = "null"
+    other.configure()
+    promoted(other, 6)
+    assert other.ask() == 6, "it is taken over once, and then is its own"
+    lab.configure()
+    assert states(lab) == {"1": "taken over by other"}
+    for act in (lambda: lab.roll_back(to="1"), lambda: repair(lab.desk()), lambda: lab.release(7)):
+        with pytest.raises(Refused, match="is the model of pipeline other"):
+            act()
+    (lab.folder / "1" / "model.onnx").unlink()
+    assert other.roll_back()["state"] == "rolled back", "what the former pipeline made is put back out of the store"
+    assert (other.ask(), other.ask(1)) == (5, 1)

@@ -161,6 +161,7 @@ BAD = [
     ("{min: 0.95}", "{min: 2, max: 1}", 17, "gates.metrics.accuracy", "min 2 and max 1: nothing passes", None),
     ("    accuracy:", "    top.1:", 17, "gates.metrics.top.1", "without '.'", None),
     ("../models", "~/models", 18, "publish.repository", "'~' and variables are not expanded", None),
+    ("../models", "s3://models", 18, "publish.repository", "expected a folder, got 's3://models'", None),
     ("../models", "$HOME/models", 18, "publish.repository", "'~' and variables are not expanded", None),
     ("{kind: onnxruntime}", "{kind: onnxruntim}", 10, "engine.kind", "onnxruntime or tensorrt", "mean onnxruntime?"),
     ("{kind: process}", "{kind: kubernetes}", 19, "deploy.kind", "there is no kind 'kubernetes'", None),

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tasks.publish import (
     place_version,
     plan,
     release_config,
+    require_usable,
 )
 from tasks.toolchain.config_pbtxt import with_versions
 from tasks.toolchain.model_repository import models_of
@@ -606,3 +608,34 @@ def test_a_repository_that_is_a_file_is_unusable(tmp_path):
     with pytest.raises(StoreUnusable):
         publish(repository, files_of(1))
     assert (tmp_path / "models").read_text() == "not a folder"
+
+
+@pytest.mark.parametrize("place", ["models", "models/deeper"])
+def test_a_repository_in_which_nothing_can_be_published_is_told_before_anything_is_built(tmp_path, place):
+    (tmp_path / "models").write_text("not a folder")
+    with pytest.raises(StoreUnusable, match=r"models is a file\n.*publish.repository"):
+        require_usable(Repository(tmp_path / place), MODEL)
+    require_usable(Repository(tmp_path / "not" / "there" / "yet"), MODEL)
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_a_repository_that_this_user_may_not_write_is_told_before_anything_is_built():
+    with tempfile.TemporaryDirectory() as root:
+        Path(root).chmod(0o555)
+        user = os.geteuid()
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            with pytest.raises(StoreUnusable, match=r"cannot be written: .* is read-only\n.*publish.repository"):
+                require_usable(Repository(Path(root) / "models"), MODEL)
+        finally:
+            os.seteuid(user)
+
+
+def test_the_model_of_another_pipeline_is_refused_though_its_champion_is_damaged(repository, folder):
+    publish(repository, files_of(1))
+    (folder / "1" / "model.onnx").unlink()
+    taken = replace(wanted(files_of(2)), pipeline="others")
+    with pytest.raises(Refused, match="is the model of pipeline numbers, whose champion others would replace"):
+        plan(observe(repository, MODEL), taken)
+    assert plan(observe(repository, MODEL), replace(taken, takes_over="numbers")).version == 2
