@@ -3,7 +3,7 @@
     options.py     which option each version has: a table with the source of every line
     command.py     the typed request, and the command line that it becomes
     output.py      what a log says: the version, the outcome, sizes and times
-    failures.py    the known failures, each with what to do
+    known_failures.py, failures.py    the known failures, and the typed errors that they become
     plan_file.py   the header of a plan, readable without a GPU
     place.py       where it runs: a program on this machine, or inside NVIDIA's image
 
@@ -16,6 +16,7 @@ from tasks.toolchain.trtexec.command import (
     Precision,
     carried_by_graph,
     profile_of,
+    shapes_text,
     trtexec_command,
 )
 from tasks.toolchain.trtexec.options import Option, Version, flag_problem, parse_version, version_text
@@ -36,6 +37,7 @@ __all__ = [
     "profile_of",
     "read_output",
     "read_plan_header",
+    "shapes_text",
     "trtexec_command",
     "version_text",
 ]

@@ -162,6 +162,15 @@ def _dims(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
 
+def shapes_text(shapes: Mapping[str, Shape]) -> str:
+    """As trtexec, and ONNX Runtime's TensorRT provider, take the shapes of several inputs.
+
+    >>> shapes_text({"image": (8, 3), "mask": (8,)})
+    'image:8x3,mask:8'
+    """
+    return ",".join(f"{name}:{_dims(shape)}" for name, shape in shapes.items())
+
+
 def _shapes(profiles: Sequence[OptimizationProfile]) -> list[str]:
     # trtexec reads every shape option after a `--profile=N` as that profile's.
     dynamic = [profile for profile in profiles if profile.opt]
@@ -170,7 +179,7 @@ def _shapes(profiles: Sequence[OptimizationProfile]) -> list[str]:
         if len(dynamic) > 1:
             arguments.append(f"--profile={index}")
         for option, end in (("--minShapes", profile.min), ("--optShapes", profile.opt), ("--maxShapes", profile.max)):
-            arguments.append(f"{option}={','.join(f'{name}:{_dims(shape)}' for name, shape in end.items())}")
+            arguments.append(f"{option}={shapes_text(end)}")
     return arguments
 
 
