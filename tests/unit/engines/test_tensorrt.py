@@ -155,7 +155,7 @@ def test_what_can_be_known_before_a_run_is_refused_before_it(pipeline, name):
 
 @pytest.fixture
 def trtexec(tmp_path, monkeypatch):
-    """Stands in for a trtexec on the PATH: prints the first line that NVIDIA's prints on `--help`, and writes nothing."""
+    """Stands in for a trtexec on the PATH: prints the first line of its `--help`, and writes nothing."""
 
     def make(text: str = "echo '&&&& RUNNING TensorRT.trtexec [TensorRT v101601] [b11] # trtexec --help'") -> Path:
         made = program(tmp_path / "tools" / "trtexec", text + "\n")
@@ -196,7 +196,7 @@ NO_TRTEXEC = {
     "another program": ("echo hello", ConfigError, "is no trtexec: `", "engine.builder.trtexec"),
     "one that says nothing": ("exit 1", ConfigError, "but with 'nothing'", "engine.builder.trtexec"),
     "one whose library is missing": (
-        "echo 'trtexec: error while loading shared libraries: libnvinfer.so.10: cannot open shared object file'; exit 127",
+        "echo 'trtexec: error while loading shared libraries: libnvinfer.so.10: no such file'; exit 127",
         ToolMissing,
         "libnvinfer.so.10 is not found",
         "LD_LIBRARY_PATH",
