@@ -160,6 +160,7 @@ class TensorRTEngine(EngineBase):
                 "gpu": "",
                 "hardware_compatibility": config.hardware_compatibility,
                 "version_compatible": config.version_compatible,
+                "strip_weights": config.strip_weights,
             }
         }
 

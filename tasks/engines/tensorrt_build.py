@@ -98,6 +98,7 @@ def judge_build(site: Site) -> Built:
         profiles=profiles_json([{"min": p.min, "opt": p.opt, "max": p.max} for p in profiles_of(pipeline)]),
         hardware_compatibility=config.hardware_compatibility,
         version_compatible=config.version_compatible,
+        strip_weights=config.strip_weights,
         layers=layer_summary(read_json(information)) if information.exists() else None,
     )
     _check_built(passport, config, version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -30,6 +30,8 @@ from tasks.toolchain.trtexec import (
     Precision,
     Version,
     carried_by_graph,
+    flag_problems,
+    generation_problem,
     parse_version,
     profile_of,
     read_output,
@@ -51,7 +53,10 @@ rounding alone costs in a network of usual depth. Whether it is good enough is t
 
 
 def _version(value: str) -> str:
-    return version_text(parse_version(value))
+    version = parse_version(value)
+    if (problem := generation_problem(version)) is not None:
+        raise ValueError(problem)
+    return version_text(version)
 
 
 def _capability(value: object) -> object:
@@ -141,6 +146,35 @@ class TensorRTConfig(EngineConfig):
             raise ValueError("version_compatible and strip_weights exclude each other in TensorRT")
         return self
 
+    def contradictions(self, pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """A version that the server could not load, profiles outside `shapes`, flags that the version lacks."""
+        release, version = release_of(self), declared_version(self)
+        carried = None if release is None else release.tensorrt
+        if release is not None and carried not in (None, version) and not self.version_compatible:
+            yield (
+                ("tensorrt",),
+                f"{self.tensorrt} is not what Triton {release.name} carries, {version_text(carried)}: its server could "
+                "not load the plan. Leave engine.tensorrt out, or name the release that carries it as engine.target",
+            )
+        yield from self._profile_contradictions(pipeline)
+        if version is not None:
+            for index, text in flag_problems(self.extra_flags, version):
+                yield ("extra_flags", index), text
+
+    def _profile_contradictions(self, pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        for index, profile in enumerate(self.profiles):
+            for axis, sizes in profile.items():
+                declared = pipeline.shapes.get(axis)
+                if declared is None:
+                    known = ", ".join(pipeline.shapes) or "none"
+                    yield ("profiles", index, axis), f"shapes declares no axis {axis} (it declares {known})"
+                elif sizes.min < declared.min or sizes.max > declared.max:
+                    yield (
+                        ("profiles", index, axis),
+                        f"{sizes.min} to {sizes.max} leaves shapes.{axis}, {declared.min} to {declared.max}: the "
+                        "export checked no other sizes",
+                    )
+
 
 def config_of(pipeline: Pipeline) -> TensorRTConfig:
     """The engine's fields of a pipeline of this kind."""
@@ -154,25 +188,11 @@ def release_of(config: TensorRTConfig) -> TritonRelease | None:
 
 
 def declared_version(config: TensorRTConfig) -> Version | None:
-    """TensorRT's version as far as the pipeline file tells it.
-
-    Raises `ConfigError` when `tensorrt` and what `target` carries differ: the server could not load the plan.
-    """
+    """TensorRT's version as far as the pipeline file tells it."""
+    if config.tensorrt is not None:
+        return parse_version(config.tensorrt)
     release = release_of(config)
-    carried = None if release is None else release.tensorrt
-    if config.tensorrt is None:
-        return carried
-    version = parse_version(config.tensorrt)
-    if release is not None and carried is not None and carried != version and not config.version_compatible:
-        raise ConfigError(
-            Problem(
-                f"{config.tensorrt} is not what Triton {release.name} carries, {version_text(carried)}: "
-                "its server could not load the plan",
-                field="engine.tensorrt",
-                hint="leave engine.tensorrt out, or name the release that carries it as engine.target",
-            )
-        )
-    return version
+    return None if release is None else release.tensorrt
 
 
 def version_hint(release: TritonRelease, place: Place) -> str:
@@ -215,6 +235,8 @@ def installed_version(place: Place) -> Version | None:
         ) from error
     version = read_output(lines).version
     if version is not None:
+        if (problem := generation_problem(version)) is not None:
+            raise ConfigError(Problem(f"{program} is of it, and {problem}", field="engine.builder.trtexec"))
         return version
     failure = CommandFailed(
         "asking trtexec for its version", argv=[program, "--help"], ended="exit status", last_lines=lines[:20]
@@ -259,30 +281,9 @@ def tolerance_of(pipeline: Pipeline) -> Parity:
 
 
 def profiles_of(pipeline: Pipeline) -> tuple[OptimizationProfile, ...]:
-    """The optimization profiles: the explicit ones, or the one that `shapes` declares.
-
-    Raises `ConfigError` for an axis that is not declared, or sizes outside the declared ones.
-    """
+    """The optimization profiles: the explicit ones, or the one that `shapes` declares."""
     config = config_of(pipeline)
     inputs = {name: spec.shape for name, spec in pipeline.inputs.items()}
-    problems = []
-    for index, profile in enumerate(config.profiles):
-        for axis, sizes in profile.items():
-            field = f"engine.profiles.{index}.{axis}"
-            declared = pipeline.shapes.get(axis)
-            if declared is None:
-                known = ", ".join(pipeline.shapes) or "none"
-                problems.append(Problem(f"shapes declares no axis {axis} (it declares {known})", field=field))
-            elif sizes.min < declared.min or sizes.max > declared.max:
-                problems.append(
-                    Problem(
-                        f"{sizes.min} to {sizes.max} leaves shapes.{axis}, {declared.min} to {declared.max}",
-                        field=field,
-                        hint="the export checked no other sizes",
-                    )
-                )
-    if problems:
-        raise ConfigError(*problems)
     chosen: list[dict[str, Any]] = [{**pipeline.shapes, **profile} for profile in config.profiles] or [
         dict(pipeline.shapes)
     ]

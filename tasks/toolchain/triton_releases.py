@@ -151,7 +151,7 @@ def find_release(text: str) -> TritonRelease:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         mean = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(
-            f"Triton release {name} is not in our table, which has {known[0]} to {known[-1]}{mean or _OUTSIDE}"
+            f"Triton release {name} is not in our table, which has {known[0]} to {known[-1]}{mean}{_OUTSIDE}"
         )
     return RELEASES[known.index(name)]
 

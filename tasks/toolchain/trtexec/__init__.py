@@ -15,11 +15,19 @@ from tasks.toolchain.trtexec.command import (
     OptimizationProfile,
     Precision,
     carried_by_graph,
+    flag_problems,
     profile_of,
     shapes_text,
     trtexec_command,
 )
-from tasks.toolchain.trtexec.options import Option, Version, flag_problem, parse_version, version_text
+from tasks.toolchain.trtexec.options import (
+    Option,
+    Version,
+    flag_problem,
+    generation_problem,
+    parse_version,
+    version_text,
+)
 from tasks.toolchain.trtexec.output import TrtexecOutput, read_output
 from tasks.toolchain.trtexec.plan_file import PlanHeader, read_plan_header
 
@@ -33,6 +41,8 @@ __all__ = [
     "Version",
     "carried_by_graph",
     "flag_problem",
+    "flag_problems",
+    "generation_problem",
     "parse_version",
     "profile_of",
     "read_output",

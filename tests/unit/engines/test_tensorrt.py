@@ -76,6 +76,27 @@ REFUSED_IN_THE_FILE = {
     "an unknown pool": ({"memory_pools": {"workspce": 1}}, "engine.memory_pools.workspce"),
     "a level out of range": ({"builder_optimization_level": 6}, "expected at most 5"),
     "two that exclude each other": ({"version_compatible": True, "strip_weights": True}, "exclude each other"),
+    "another version than the target's": (
+        {"target": "26.05", "tensorrt": "11.1.0"},
+        "engine.tensorrt: 11.1.0 is not what Triton 26.05 carries, 10.16.1",
+    ),
+    "a generation that we know nothing of": ({"tensorrt": "8.6.1"}, "expected 10.x or 11.x"),
+    "an axis that is not declared": (
+        {"profiles": [{"length": {"min": 1, "opt": 1, "max": 2}}]},
+        "engine.profiles.0.length: shapes declares no axis length (it declares batch)",
+    ),
+    "a profile outside shapes": (
+        {"profiles": [{"batch": {"min": 1, "opt": 8, "max": 64}}]},
+        "engine.profiles.0.batch: 1 to 64 leaves shapes.batch, 1 to 32",
+    ),
+    "a flag that the version lacks": (
+        {"target": "26.08", "extra_flags": ["--best"]},
+        "engine.extra_flags.0: --best is gone since TensorRT 11.0.0",
+    ),
+    "a word where a list belongs": (
+        {"precision": "fp16", "keep_fp32": "automatic"},
+        "engine.keep_fp32: expected 'auto' or a list, got the text 'automatic' (did you mean auto?)",
+    ),
     "an inverted range": ({"profiles": [{"batch": {"min": 8, "opt": 4, "max": 32}}]}, "expected min <= opt <= max"),
 }
 
@@ -95,26 +116,6 @@ REFUSED_BEFORE_THE_RUN = {
         {"target": "26.09", "compute_capability": "9.0"},
         ConfigError,
         "our table does not know which TensorRT Triton 26.09 carries",
-    ),
-    "another version than the target's": (
-        {"target": "26.05", "tensorrt": "11.1.0", "compute_capability": "9.0"},
-        ConfigError,
-        "11.1.0 is not what Triton 26.05 carries, 10.16.1",
-    ),
-    "an axis that is not declared": (
-        TARGET | {"profiles": [{"length": {"min": 1, "opt": 1, "max": 2}}]},
-        ConfigError,
-        "engine.profiles.0.length: shapes declares no axis length",
-    ),
-    "a profile outside shapes": (
-        TARGET | {"profiles": [{"batch": {"min": 1, "opt": 8, "max": 64}}]},
-        ConfigError,
-        "engine.profiles.0.batch: 1 to 64 leaves shapes.batch, 1 to 32",
-    ),
-    "a flag that the version lacks": (
-        TARGET | {"target": "26.08", "extra_flags": ["--best"]},
-        ConfigError,
-        "engine.extra_flags.0: --best is gone since TensorRT 11.0.0",
     ),
     "a plugin that is not there": (TARGET | {"plugins": ["libno.so"]}, ConfigError, "there is no plugin"),
     "docker without an image": (
@@ -195,6 +196,12 @@ def test_a_trtexec_of_another_version_than_was_named_is_refused_before_the_run(p
 NO_TRTEXEC = {
     "another program": ("echo hello", ConfigError, "is no trtexec: `", "engine.builder.trtexec"),
     "one that says nothing": ("exit 1", ConfigError, "but with 'nothing'", "engine.builder.trtexec"),
+    "one of an older generation": (
+        "echo '&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --help'",
+        ConfigError,
+        "TensorRT 8.6.1 is none that we know the options of",
+        "engine.builder.trtexec",
+    ),
     "one whose library is missing": (
         "echo 'trtexec: error while loading shared libraries: libnvinfer.so.10: no such file'; exit 127",
         ToolMissing,
@@ -238,6 +245,13 @@ def test_a_gpu_that_is_not_here_is_missed_before_the_run(pipeline, trtexec, monk
     monkeypatch.setattr(probe, "gpus", lambda: gpus)
     with pytest.raises(kind, match=told):
         engine.STAGE.check(pipeline(target="26.05", compute_capability="8.0"))
+
+
+def test_what_is_found_before_the_run_is_told_at_its_line_too(pipeline):
+    with pytest.raises(ConfigError, match=r"pipeline\.yaml:6: engine\.plugins: there is no plugin"):
+        engine.STAGE.check(pipeline(plugins=["libno.so"], **TARGET))
+    with pytest.raises(ConfigError, match=r"pipeline\.yaml:6: engine\.target: our table does not know which TensorRT"):
+        engine.STAGE.check(pipeline(target="26.09"))
 
 
 def test_an_opset_that_the_target_does_not_read_is_refused_before_anything_is_trained(pipeline):
