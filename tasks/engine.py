@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from tasks.config import Pipeline
 from tasks.engines import kind_of
+from tasks.pipeline_file import at_their_lines
 from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step
 
 
 def _parts(pipeline: Pipeline, _identity: Identity) -> KeyParts:
-    return kind_of(pipeline).parts(pipeline)
+    with at_their_lines(pipeline):
+        return kind_of(pipeline).parts(pipeline)
 
 
 def _steps(site: Site) -> tuple[Step, ...]:
-    return kind_of(site.pipeline).steps(site)
+    with at_their_lines(site.pipeline):
+        return kind_of(site.pipeline).steps(site)
 
 
 def _collect(site: Site) -> Built:
     site.product.mkdir(parents=True, exist_ok=True)
-    return kind_of(site.pipeline).collect(site)
+    with at_their_lines(site.pipeline):
+        return kind_of(site.pipeline).collect(site)
 
 
 def _check(pipeline: Pipeline) -> None:
-    kind_of(pipeline).check(pipeline)
+    with at_their_lines(pipeline):
+        kind_of(pipeline).check(pipeline)
 
 
 def _preview(pipeline: Pipeline) -> tuple[str, ...]:

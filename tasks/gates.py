@@ -34,10 +34,31 @@ def parity_gate(gates: Gates, runtime: str, golden: Mapping[str, float], *, pari
     return result
 
 
+SERVED_TOLERANCE: Mapping[str, float] = {
+    "fp32": 0.001,
+    "tf32": 0.002,
+    "fp16": 0.005,
+    "bf16": 0.01,
+    "int8": 0.02,
+    "fp8": 0.02,
+}
+"""By the engine's precision, how far a metric between 0 and 1 may move where `gates.served_tolerance` says nothing:
+some rows of a test split fall on the other side of a threshold when answers are rounded."""
+
+
 def served_gates(
-    gates: Gates, runtime: str, expected: Mapping[str, float], served: Mapping[str, float]
+    gates: Gates,
+    runtime: str,
+    expected: Mapping[str, float],
+    served: Mapping[str, float],
+    *,
+    precision: str = "fp32",
 ) -> list[GateResult]:
     """Judge how far each metric on a server lies from the one on PyTorch, whether it has bounds or not."""
+    declared = gates.served_tolerance
+    tolerance = SERVED_TOLERANCE[precision] if declared is None else declared
+    said = f"the default in {precision}" if declared is None else "as declared"
+    unit = f" (gates.served_tolerance, {said})"
     return [
         result
         for name, value in expected.items()
@@ -45,7 +66,8 @@ def served_gates(
             f"served_tolerance of {name}",
             runtime,
             abs(served.get(name, math.nan) - value),
-            at_most=gates.served_tolerance,
+            at_most=tolerance,
+            unit=unit,
         )
     ]
 

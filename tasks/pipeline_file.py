@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Pipeline:
     problems = [problem for _, problem in text.problems]
     pipeline: Pipeline | None = None
     try:
-        pipeline = Pipeline.model_validate(text.value, context={"source": file})
+        lines: dict[str, int | None] = {dotted(place): line for place, line in text.lines.items()}
+        lines |= dict.fromkeys(map(dotted, text.given))
+        pipeline = Pipeline.model_validate(text.value, context={"source": file, "lines": lines})
     except ValidationError as error:
         told = explain(error.errors(include_url=False), text, file)
         problems.extend(problem for place, problem in told if not _refused(place, text))
@@ -45,6 +48,15 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Pipeline:
     if problems or pipeline is None:
         raise ConfigError(*sorted(problems, key=lambda p: (p.file != file, p.line or 0)))
     return pipeline
+
+
+@contextmanager
+def at_their_lines(pipeline: Pipeline) -> Iterator[None]:
+    """Give the problems that are found later, of fields that the file may hold, the file and their line."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*map(pipeline.located, error.problems)) from error
 
 
 def _read(file: Path) -> str:

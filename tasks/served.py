@@ -128,14 +128,21 @@ def verify_server(
         run=run,
     )
     metrics: dict[str, float] = report["metrics"]
+    precision = kind_of(pipeline).precision(pipeline)
     gates = [
         parity_gate(pipeline.gates, runtime, report["golden"], parity=kind_of(pipeline).tolerance(pipeline)),
         repeat_gate(pipeline.gates, runtime, report["golden"]),
         *metric_gates(pipeline.gates, {name: {runtime: value} for name, value in metrics.items()}),
         *slice_gates(pipeline.gates, runtime, report["slices"]),
-        *served_gates(pipeline.gates, runtime, candidate.expected, metrics),
+        *served_gates(pipeline.gates, runtime, candidate.expected, metrics, precision=precision),
     ]
-    require(gates, consequence="the champion stays as it was", override=override)
+    consequence = "the champion stays as it was"
+    if precision != "fp32":
+        consequence += (
+            f"; what only {precision} costs can be won back with engine.keep_fp32 or a higher engine.precision, or "
+            "allowed with engine.parity and gates.served_tolerance"
+        )
+    require(gates, consequence=consequence, override=override)
     return Verification(metrics=metrics, gates=gates, slices=report["slices"])
 
 

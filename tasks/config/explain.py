@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ _EXPECTED = {
     "too_short": "expected at least one entry",
 }
 
+_BRANCH = re.compile(r"(?:\[key\]|(?:literal|list|tuple|dict|function-[\w-]+)\[.+\])$")
+"""What pydantic adds to a place that is no part of the file: the type of a union's branch, or that a key is wrong."""
+
 _YES, _NO = ("yes", "on", "y"), ("no", "off", "n")
 """What YAML 1.1 took for a boolean."""
 _ALMOST_A_NUMBER = re.compile(r"[-+]?[\d_]+(\.[\d_]*)?([eE][-+]?\d+)?")
@@ -40,11 +44,23 @@ _ALMOST_A_NUMBER = re.compile(r"[-+]?[\d_]+(\.[\d_]*)?([eE][-+]?\d+)?")
 
 def explain(errors: Sequence[Any], text: YamlText, file: Path) -> Iterator[tuple[Place, Problem]]:
     """Each error (as of `ValidationError.errors()`) with its place and line."""
-    for place, message, hint in _tell(errors, Pipeline, (), text):
+    for place, message, hint in _joined(_tell(errors, Pipeline, (), text)):
         line, file_of_line = _line(place, text, file)
         if file_of_line is None:
             message = f"{message}; given by --set"  # noqa: PLW2901
         yield place, Problem(message, file=file_of_line, line=line, field=dotted(place) or None, hint=hint)
+
+
+def _joined(told: Iterable[tuple[Place, str, str | None]]) -> Iterator[tuple[Place, str, str | None]]:
+    """What the branches of a union expected at one place, as one message: `expected 'auto' or a list, got …`."""
+    for place, group in itertools.groupby(told, key=lambda each: each[0]):
+        messages, hints = zip(*((message, hint) for _, message, hint in group), strict=True)
+        expected = [message.removeprefix("expected ").partition(", got ") for message in messages]
+        if len(messages) > 1 and all(message.startswith("expected ") for message in messages):
+            choices = " or ".join(choice for choice, _, _ in expected)
+            yield place, f"expected {choices}, got {expected[0][2]}", next(filter(None, hints), None)
+        else:
+            yield from ((place, message, hint) for message, hint in zip(messages, hints, strict=True))
 
 
 def _line(place: Place, text: YamlText, file: Path) -> tuple[int | None, Path | None]:
@@ -61,8 +77,7 @@ def _tell(
     errors: Sequence[Any], group: type[Settings], inside: Place, text: YamlText
 ) -> Iterator[tuple[Place, str, str | None]]:
     for error in errors:
-        # For a wrong key of a mapping pydantic adds '[key]'.
-        place = (*inside, *(part for part in error["loc"] if part != "[key]"))
+        place = (*inside, *(part for part in error["loc"] if not _BRANCH.match(str(part))))
         context = error.get("ctx", {})
         match error["type"]:
             case "nested":

@@ -282,8 +282,9 @@ class Gates(Settings):
     """Latency and throughput next to the champion's. Not measured if left out."""
     repeat_tolerance: Placement[Annotated[float, Field(ge=0)]] = 0.0
     """The largest difference between two answers of a server to the same request."""
-    served_tolerance: Keyed[Annotated[float, Field(ge=0)]] = 0.001
-    """The largest difference of a metric between PyTorch and the live server."""
+    served_tolerance: Keyed[Annotated[float, Field(ge=0)] | None] = None
+    """The largest difference of a metric between PyTorch and the live server. If left out it follows the engine's
+    precision: 0.001 in fp32, 0.002 in tf32, 0.005 in fp16, 0.01 in bf16, 0.02 in int8 and fp8."""
     timeout_minutes: Placement[Annotated[float, Field(gt=0)]] = 30.0
     """One evaluation, on whichever runtime, is stopped after this long."""
 

@@ -7,14 +7,18 @@ class whose attribute `Config` is the subclass of `EngineConfig` or `DeployConfi
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from tasks.config.fields import Keyed, Settings
+from tasks.config.yaml_text import Place
+
+if TYPE_CHECKING:
+    from tasks.config.pipeline import Pipeline
 
 ENGINES = "enginehouse.engines"
 DEPLOY_TARGETS = "enginehouse.deploy_targets"
@@ -25,6 +29,10 @@ class EngineConfig(Settings):
 
     kind: Keyed[str]
     """Which engine."""
+
+    def contradictions(self, pipeline: Pipeline) -> Iterator[tuple[Place, str]]:  # noqa: ARG002 - for other kinds
+        """Fields that do not fit each other or the rest of the file: the place below `engine`, and what is wrong."""
+        yield from ()
 
 
 class DeployConfig(Settings):

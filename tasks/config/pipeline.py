@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -23,6 +24,7 @@ from tasks.config.groups import (
 )
 from tasks.config.kinds import DEPLOY_TARGETS, ENGINES, DeployConfig, EngineConfig, nested, of_kind
 from tasks.config.names import Name, RecipeText
+from tasks.errors import Problem
 
 BATCH = "batch"
 """The axis that Triton batches along."""
@@ -66,11 +68,25 @@ class Pipeline(Settings):
     """Where the model is served; its fields depend on `kind`. `process` if left out."""
 
     _source: Path = PrivateAttr(default_factory=lambda: Path("pipeline.yaml").absolute())
+    _lines: Mapping[str, int | None] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any) -> None:
-        """`Pipeline.model_validate(mapping, context={"source": file})` says which file the mapping was read from."""
+        """`Pipeline.model_validate(mapping, context={"source": file})` says which file the mapping was read from; and
+        `lines` there, at which line each field stands, None for one that the command line gave."""
         if context is not None:
             self._source = Path(context["source"]).absolute()
+            self._lines = context.get("lines", {})
+
+    def located(self, problem: Problem) -> Problem:
+        """The problem with the file and the line of its field, or of what the field would stand in."""
+        if problem.file is not None or problem.field is None:
+            return problem
+        place = problem.field
+        while place and place not in self._lines:
+            place = place.rpartition(".")[0]
+        if place and self._lines[place] is None:
+            return replace(problem, message=f"{problem.message}; given by --set")
+        return replace(problem, file=self._source, line=self._lines.get(place))
 
     @property
     def source(self) -> Path:
@@ -115,6 +131,8 @@ def contradictions(pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], 
     yield from _axes(pipeline)
     yield from _batching(pipeline)
     yield from _training(pipeline)
+    for place, message in pipeline.engine.contradictions(pipeline):
+        yield ("engine", *place), message
 
 
 def _training(pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:

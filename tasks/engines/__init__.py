@@ -14,7 +14,7 @@ from tasks.config import ENGINES, EngineConfig, Parity, Pipeline, load_kind
 from tasks.engines.passport import ServerFacts
 from tasks.stage import Built, KeyParts, Site, Step
 from tasks.toolchain.config_pbtxt import Accelerator
-from tasks.toolchain.trtexec import OptimizationProfile
+from tasks.toolchain.trtexec import OptimizationProfile, Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,10 @@ class EngineKind(Protocol):
         """How far the engine's answers may lie from PyTorch's."""
 
     @staticmethod
+    def precision(pipeline: Pipeline) -> Precision:
+        """The lowest precision that the engine computes in; how far a metric may move on a server follows it."""
+
+    @staticmethod
     def check_graph(pipeline: Pipeline, *, opset: int, ir_version: int) -> None:
         """Raise `ConfigError` when what serves this engine cannot read such a graph."""
 
@@ -123,6 +127,11 @@ class EngineBase:
     def tolerance(pipeline: Pipeline) -> Parity:
         """`gates.parity`."""
         return pipeline.gates.parity
+
+    @staticmethod
+    def precision(pipeline: Pipeline) -> Precision:
+        """As exported."""
+        return "fp32"
 
     @staticmethod
     def check_graph(pipeline: Pipeline, *, opset: int, ir_version: int) -> None:

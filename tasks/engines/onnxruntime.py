@@ -12,7 +12,9 @@ from tasks.engines import EngineBase
 from tasks.errors import ConfigError, Problem
 from tasks.stage import Built, KeyParts, Site, Step
 from tasks.toolchain.config_pbtxt import Accelerator
-from tasks.toolchain.triton_releases import TritonRelease, find_release, release_text
+from tasks.toolchain.triton_releases import TritonRelease, described, find_release, release_text
+from tasks.toolchain.trtexec import Precision, profile_of, shapes_text
+from tasks.toolchain.trtexec.options import V11
 
 
 class Gpu(Settings):
@@ -21,8 +23,12 @@ class Gpu(Settings):
     execution_provider: Keyed[Literal["cuda", "tensorrt"]] = "cuda"
     """`cuda`: ONNX Runtime's own kernels; `tensorrt`: it compiles the graph with TensorRT when the model is loaded, and
     falls back to CUDA for what TensorRT does not take."""
-    precision: Keyed[Literal["fp32", "fp16"]] = "fp32"
-    """Of the TensorRT provider. fp16 needs a release whose TensorRT still has it as a flag (10.x)."""
+    precision: Keyed[Literal["fp32", "tf32", "fp16"]] = "fp32"
+    """`tf32`: products of fp32 values are rounded to TF32, from Ampere on faster. `fp16` is of the TensorRT provider
+    alone, and needs a release whose TensorRT still has it as a flag (10.x). The TensorRT provider rounds fp32 to TF32
+    without being asked, so that its answers are held against the tolerance of tf32."""
+    memory_limit_mib: Keyed[PositiveInt | None] = None
+    """Of the CUDA provider: the most memory that its arena takes; all of the GPU's if left out."""
     max_workspace_size_mib: Keyed[PositiveInt | None] = None
     """Of the TensorRT provider: memory for its kernels; its own default (1 GiB) if left out."""
     engine_cache: Keyed[Text | None] = None
@@ -33,9 +39,11 @@ class Gpu(Settings):
     def _fits(self) -> Gpu:
         if self.execution_provider == "cuda":
             given = [name for name in ("max_workspace_size_mib", "engine_cache") if getattr(self, name) is not None]
-            given += ["precision"] if self.precision != "fp32" else []
+            given += ["precision: fp16"] if self.precision == "fp16" else []
             if given:
                 raise ValueError(f"{given[0]} belongs to execution_provider: tensorrt, got cuda")
+        elif self.memory_limit_mib is not None:
+            raise ValueError("memory_limit_mib belongs to execution_provider: cuda, got tensorrt")
         return self
 
 
@@ -64,10 +72,23 @@ class OnnxRuntimeEngine(EngineBase):
 
     @staticmethod
     def check(pipeline: Pipeline) -> None:
-        """Nothing is needed beside what the export needed; the opset must be one that the target reads."""
+        """Nothing is needed beside what the export needed; the target must read the opset, and have the precision."""
         config = _config(pipeline)
-        if config.target is not None:
-            _check(find_release(config.target), opset=pipeline.export.opset_version, ir_version=0)
+        if config.target is None:
+            return
+        release = find_release(config.target)
+        _check(release, opset=pipeline.export.opset_version, ir_version=0)
+        asks_for_flag = config.gpu is not None and config.gpu.precision == "fp16"
+        if asks_for_flag and release.tensorrt is not None and release.tensorrt >= V11:
+            raise ConfigError(
+                Problem(
+                    f"fp16 was a flag of TensorRT 10, and Triton {release.name} carries {described(release.tensorrt)}, "
+                    "whose networks are strongly typed",
+                    field="engine.gpu.precision",
+                    hint="choose an engine.target with TensorRT 10, or engine.kind: tensorrt, which puts fp16 into the "
+                    "graph",
+                )
+            )
 
     @staticmethod
     def parts(pipeline: Pipeline) -> KeyParts:
@@ -87,9 +108,17 @@ class OnnxRuntimeEngine(EngineBase):
 
     @staticmethod
     def tolerance(pipeline: Pipeline) -> Parity:
-        """`gates.parity`, but for the TensorRT provider in fp16."""
+        """`gates.parity`, but where the GPU computes in less than fp32."""
+        rounded = OnnxRuntimeEngine.precision(pipeline) != "fp32"
+        return Parity(atol=1e-2, rtol=1e-2) if rounded else pipeline.gates.parity
+
+    @staticmethod
+    def precision(pipeline: Pipeline) -> Precision:
+        """What the execution provider computes in: never more than TF32 with TensorRT."""
         gpu = _config(pipeline).gpu
-        return Parity(atol=1e-2, rtol=1e-2) if gpu is not None and gpu.precision == "fp16" else pipeline.gates.parity
+        if gpu is None:
+            return "fp32"
+        return "tf32" if gpu.execution_provider == "tensorrt" and gpu.precision == "fp32" else gpu.precision
 
     @staticmethod
     def check_graph(pipeline: Pipeline, *, opset: int, ir_version: int) -> None:
@@ -100,11 +129,22 @@ class OnnxRuntimeEngine(EngineBase):
 
     @staticmethod
     def accelerator(pipeline: Pipeline) -> Accelerator | None:
-        """What Triton's config says of the GPU; the CUDA provider is the backend's default and needs no word."""
+        """What Triton's config says of the GPU, in the words of its onnxruntime backend; nothing without `gpu`."""
         gpu = _config(pipeline).gpu
-        if gpu is None or gpu.execution_provider == "cuda":
+        if gpu is None:
             return None
-        parameters = {"precision_mode": gpu.precision.upper()}
+        if gpu.execution_provider == "cuda":
+            # ONNX Runtime's own default is to round to TF32, which gates.parity would not pass.
+            parameters = {"use_tf32": "1" if gpu.precision == "tf32" else "0"}
+            if gpu.memory_limit_mib is not None:
+                parameters["gpu_mem_limit"] = str(gpu.memory_limit_mib << 20)
+            return Accelerator(name="cuda", parameters=parameters)
+        parameters = {"precision_mode": "FP16" if gpu.precision == "fp16" else "FP32"}
+        profile = profile_of({name: spec.shape for name, spec in pipeline.inputs.items()}, pipeline.shapes)
+        for end, shapes in (("min", profile.min), ("opt", profile.opt), ("max", profile.max)):
+            # Without them TensorRT builds anew, for minutes, at the first request of every new size.
+            if shapes:
+                parameters[f"trt_profile_{end}_shapes"] = shapes_text(shapes)
         if gpu.max_workspace_size_mib is not None:
             parameters["max_workspace_size_bytes"] = str(gpu.max_workspace_size_mib << 20)
         if gpu.engine_cache is not None:

@@ -42,6 +42,10 @@ def mismatches(passport: Mapping[str, Any], server: ServerFacts) -> list[str]:
     What is not known of either is held against nobody: the staging server loads the engine before it is released.
     """
     found = []
+    if passport.get("strip_weights"):
+        found.append(
+            f"the engine was built without its weights (engine.strip_weights), which {server.where} cannot add"
+        )
     built, version_compatible = passport["tensorrt"], passport["version_compatible"]
     if built is not None and server.tensorrt is not None and built != server.tensorrt:
         ours, theirs = parse_version(built), parse_version(server.tensorrt)
@@ -85,6 +89,7 @@ def make_passport(
     profiles: Sequence[Mapping[str, Any]],
     hardware_compatibility: str,
     version_compatible: bool,
+    strip_weights: bool,
     layers: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The passport as it stands in the build record's details."""
@@ -103,6 +108,7 @@ def make_passport(
         "profiles": list(profiles),
         "hardware_compatibility": hardware_compatibility,
         "version_compatible": version_compatible,
+        "strip_weights": strip_weights,
         "layers": layers,
         "warnings": list(output.warnings),
     }

@@ -24,15 +24,16 @@ from tasks.engines.tensorrt_config import (
     TensorRTConfig,
     config_of,
     converts,
-    declared_version,
     place_of,
     profiles_of,
     release_of,
     tolerance_of,
+    version_hint,
+    version_of,
 )
 from tasks.stage import Built, KeyParts, Site, Step
 from tasks.toolchain.triton_releases import described
-from tasks.toolchain.trtexec import version_text
+from tasks.toolchain.trtexec import Precision, version_text
 
 _NOT_AS_WRITTEN = (
     # In the key as what they mean: derived shapes, and the libraries' bytes.
@@ -59,7 +60,7 @@ class TensorRTEngine(EngineBase):
     def parts(pipeline: Pipeline) -> KeyParts:
         """The fields that change the plan; TensorRT's version and the compute capability as the environment."""
         config = config_of(pipeline)
-        version = declared_version(config)
+        version = version_of(pipeline)
         shapes = [{"min": p.min, "opt": p.opt, "max": p.max} for p in profiles_of(pipeline)]
         plugins = [str(hash_file(plugin_file(pipeline, path))) for path in config.plugins]
         own = {name: value for name, value in keyed(config).items() if name not in _NOT_AS_WRITTEN}
@@ -87,9 +88,14 @@ class TensorRTEngine(EngineBase):
         return tolerance_of(pipeline)
 
     @staticmethod
+    def precision(pipeline: Pipeline) -> Precision:
+        """As asked for."""
+        return config_of(pipeline).precision
+
+    @staticmethod
     def check_graph(pipeline: Pipeline, *, opset: int, ir_version: int) -> None:
         """Raise `ConfigError` for an opset that the target's parser does not take. It takes every IR version."""
-        version = declared_version(config_of(pipeline))
+        version = version_of(pipeline)
         if version is not None:
             check_opset(version, opset)
 
@@ -97,9 +103,15 @@ class TensorRTEngine(EngineBase):
     def preview(pipeline: Pipeline) -> tuple[str, ...]:
         """For `plan`: the target, what it carries, and where it is built."""
         config, place, release = config_of(pipeline), place_of(pipeline), release_of(config_of(pipeline))
-        version = declared_version(config)
+        version = version_of(pipeline)
         target = f" for Triton {release.name}" if release is not None else ""
         lines = [f"builds{target} with {described(version)}, for compute capability {capability_of(config)}"]
+        if version is None:
+            assumed = "the commands are those of TensorRT 11"
+            told = "name engine.target or engine.tensorrt" if release is None else version_hint(release, place)
+            lines.append(f"a run refuses, and {assumed}: {told}")
+        if capability_of(config) == UNKNOWN:
+            lines.append("a run refuses without a GPU of the serving kind, or engine.compute_capability and a launcher")
         lines.append(f"in the image {place.image}" if place.image else f"with the program {place.trtexec}")
         if release is not None and release.minimum_driver is not None:
             lines.append(f"needs a driver from {release.minimum_driver} on (CUDA {release.cuda})")
@@ -113,7 +125,7 @@ class TensorRTEngine(EngineBase):
     def conversion(pipeline: Pipeline) -> Conversion | None:
         """Always on TensorRT 11 in a lower precision; on 10 for int8 and fp8, or where it is asked for."""
         config = config_of(pipeline)
-        if config.precision == "fp32" or config.precision == "tf32" or not converts(config, declared_version(config)):  # noqa: PLR1714 - mypy narrows by `==` alone
+        if config.precision == "fp32" or config.precision == "tf32" or not converts(config, version_of(pipeline)):  # noqa: PLR1714 - mypy narrows by `==` alone
             return None
         return Conversion(
             precision=config.precision,
@@ -140,7 +152,7 @@ class TensorRTEngine(EngineBase):
     def expected(pipeline: Pipeline) -> Mapping[str, Any] | None:
         """The passport that the pipeline file, and this machine's GPU, promise."""
         config = config_of(pipeline)
-        version, capability = declared_version(config), capability_of(config)
+        version, capability = version_of(pipeline), capability_of(config)
         return {
             "passport": {
                 "tensorrt": None if version is None else version_text(version),
@@ -148,6 +160,7 @@ class TensorRTEngine(EngineBase):
                 "gpu": "",
                 "hardware_compatibility": config.hardware_compatibility,
                 "version_compatible": config.version_compatible,
+                "strip_weights": config.strip_weights,
             }
         }
 

@@ -13,10 +13,10 @@ from tasks.engines.tensorrt_config import (
     TensorRTConfig,
     config_of,
     converts,
-    declared_version,
     place_of,
     profiles_of,
     release_of,
+    version_of,
 )
 from tasks.errors import CommandFailed, ConfigError, EnginehouseError, Problem
 from tasks.home import find_home
@@ -45,7 +45,7 @@ MODEL = "model.plan"
 def build_steps(site: Site) -> tuple[Step, ...]:
     """Ask the GPU, then build; both in the same place. Pure, and the same on a machine without a GPU."""
     pipeline, config = site.pipeline, config_of(site.pipeline)
-    version, place = declared_version(config) or V11, place_of(site.pipeline)
+    version, place = version_of(pipeline) or V11, place_of(site.pipeline)
     onnx, plan, cache = _onnx(site), site.work / "trtexec" / MODEL, timing_cache(pipeline)
     request = build_request(pipeline, version, onnx, plan, cache, site.work / "trtexec" / "layers.json")
     folders = {onnx.parent: False, plan.parent: True, cache.parent: True}
@@ -85,7 +85,7 @@ def judge_build(site: Site) -> Built:
         raise wrong
     header = _header(site.work / "trtexec" / MODEL, config, failed)
     gpus = read_gpus(_lines(site, "gpu"))
-    release, place, version = release_of(config), place_of(pipeline), declared_version(config)
+    release, place, version = release_of(config), place_of(pipeline), version_of(pipeline)
     information = site.work / "trtexec" / "layers.json"
     passport = make_passport(
         header=header,
@@ -98,6 +98,7 @@ def judge_build(site: Site) -> Built:
         profiles=profiles_json([{"min": p.min, "opt": p.opt, "max": p.max} for p in profiles_of(pipeline)]),
         hardware_compatibility=config.hardware_compatibility,
         version_compatible=config.version_compatible,
+        strip_weights=config.strip_weights,
         layers=layer_summary(read_json(information)) if information.exists() else None,
     )
     _check_built(passport, config, version)
@@ -106,13 +107,18 @@ def judge_build(site: Site) -> Built:
     script = reproduce_script(build.argv, onnx=onnx, plan=plan, what=what)
     plan.rename(site.product / MODEL)
     shutil.copyfile(site.materials["export"] / "signature.json", site.product / "signature.json")
-    return Built(metrics=dict(output.metrics), details={"passport": passport, "reproduce.sh": script})
+    return Built(
+        metrics=dict(output.metrics),
+        details={"passport": passport, "reproduce.sh": script},
+        # Beside build.log, which every build keeps.
+        byproducts={information.name: information} if information.exists() else {},
+    )
 
 
 def timing_cache(pipeline: Pipeline) -> Path:
     """Beside the store, since it changes: one per TensorRT version and GPU generation, each under a lock."""
     config = config_of(pipeline)
-    version = declared_version(config)
+    version = version_of(pipeline)
     name = f"tensorrt-{UNKNOWN if version is None else version_text(version)}-sm{capability_of(config)}"
     return find_home(pipeline.folder).root / "timing" / f"{name}.cache"
 

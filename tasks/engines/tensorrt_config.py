@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -22,17 +22,22 @@ from tasks.config import (
     Settings,
     Text,
 )
-from tasks.errors import ConfigError, Problem
+from tasks.errors import CommandFailed, ConfigError, EnginehouseError, Problem, ToolMissing
+from tasks.toolchain import probe
 from tasks.toolchain.triton_releases import TritonRelease, find_release, release_text
 from tasks.toolchain.trtexec import (
     OptimizationProfile,
     Precision,
     Version,
     carried_by_graph,
+    flag_problems,
+    generation_problem,
     parse_version,
     profile_of,
+    read_output,
     version_text,
 )
+from tasks.toolchain.trtexec.failures import failure_of
 from tasks.toolchain.trtexec.options import V11
 from tasks.toolchain.trtexec.place import IMAGE_TRTEXEC, Place
 
@@ -48,7 +53,10 @@ rounding alone costs in a network of usual depth. Whether it is good enough is t
 
 
 def _version(value: str) -> str:
-    return version_text(parse_version(value))
+    version = parse_version(value)
+    if (problem := generation_problem(version)) is not None:
+        raise ValueError(problem)
+    return version_text(version)
 
 
 def _capability(value: object) -> object:
@@ -81,7 +89,8 @@ class TensorRTConfig(EngineConfig):
     target: Placement[Annotated[str, BeforeValidator(release_text)] | None] = None
     """The Triton release that serves, such as 26.08: it decides TensorRT's version and the image."""
     tensorrt: Placement[Annotated[str, AfterValidator(_version)] | None] = None
-    """TensorRT's version, where there is no `target` or its version is not known. Keyed as the environment."""
+    """TensorRT's version, where there is no `target` or its version is not known; that of the `trtexec` on this machine
+    if neither tells. Keyed as the environment."""
     compute_capability: Placement[Annotated[str, BeforeValidator(_capability)] | None] = None
     """Of the GPU that serves, such as 9.0; that of this machine's GPU if left out. Keyed as the environment."""
     precision: Keyed[Precision] = "fp32"
@@ -137,6 +146,35 @@ class TensorRTConfig(EngineConfig):
             raise ValueError("version_compatible and strip_weights exclude each other in TensorRT")
         return self
 
+    def contradictions(self, pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """A version that the server could not load, profiles outside `shapes`, flags that the version lacks."""
+        release, version = release_of(self), declared_version(self)
+        carried = None if release is None else release.tensorrt
+        if release is not None and carried not in (None, version) and not self.version_compatible:
+            yield (
+                ("tensorrt",),
+                f"{self.tensorrt} is not what Triton {release.name} carries, {version_text(carried)}: its server could "
+                "not load the plan. Leave engine.tensorrt out, or name the release that carries it as engine.target",
+            )
+        yield from self._profile_contradictions(pipeline)
+        if version is not None:
+            for index, text in flag_problems(self.extra_flags, version):
+                yield ("extra_flags", index), text
+
+    def _profile_contradictions(self, pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        for index, profile in enumerate(self.profiles):
+            for axis, sizes in profile.items():
+                declared = pipeline.shapes.get(axis)
+                if declared is None:
+                    known = ", ".join(pipeline.shapes) or "none"
+                    yield ("profiles", index, axis), f"shapes declares no axis {axis} (it declares {known})"
+                elif sizes.min < declared.min or sizes.max > declared.max:
+                    yield (
+                        ("profiles", index, axis),
+                        f"{sizes.min} to {sizes.max} leaves shapes.{axis}, {declared.min} to {declared.max}: the "
+                        "export checked no other sizes",
+                    )
+
 
 def config_of(pipeline: Pipeline) -> TensorRTConfig:
     """The engine's fields of a pipeline of this kind."""
@@ -150,25 +188,69 @@ def release_of(config: TensorRTConfig) -> TritonRelease | None:
 
 
 def declared_version(config: TensorRTConfig) -> Version | None:
-    """TensorRT's version as far as the pipeline file tells it.
-
-    Raises `ConfigError` when `tensorrt` and what `target` carries differ: the server could not load the plan.
-    """
+    """TensorRT's version as far as the pipeline file tells it."""
+    if config.tensorrt is not None:
+        return parse_version(config.tensorrt)
     release = release_of(config)
-    carried = None if release is None else release.tensorrt
-    if config.tensorrt is None:
-        return carried
-    version = parse_version(config.tensorrt)
-    if release is not None and carried is not None and carried != version and not config.version_compatible:
-        raise ConfigError(
-            Problem(
-                f"{config.tensorrt} is not what Triton {release.name} carries, {version_text(carried)}: "
-                "its server could not load the plan",
-                field="engine.tensorrt",
-                hint="leave engine.tensorrt out, or name the release that carries it as engine.target",
-            )
+    return None if release is None else release.tensorrt
+
+
+def version_hint(release: TritonRelease, place: Place) -> str:
+    """How to find out which TensorRT a release carries that our table does not know."""
+    image = place.image or release.image
+    return (
+        f"say it as engine.tensorrt: `docker run --rm {image} {IMAGE_TRTEXEC} --help` prints it in its first line, "
+        "such as v110201 for 11.2.1"
+    )
+
+
+def version_of(pipeline: Pipeline) -> Version | None:
+    """The version that builds: as declared, else that of the `trtexec` that would run on this machine.
+
+    `None` where nobody tells; why a `trtexec` that is there does not tell is for `installed_version` to say.
+    """
+    declared = declared_version(config_of(pipeline))
+    if declared is not None:
+        return declared
+    try:
+        return installed_version(place_of(pipeline))
+    except EnginehouseError:
+        return None
+
+
+def installed_version(place: Place) -> Version | None:
+    """What the `trtexec` on this machine says that it is, in the first line of its help; needs no GPU.
+
+    `None` where it runs elsewhere (an image, a launcher) or is not there. Raises `ConfigError` for a program that is no
+    `trtexec`, and the known failure of one that cannot start, such as a library that is missing.
+    """
+    program = None if place.image is not None or place.launcher else shutil.which(place.trtexec)
+    if program is None:
+        return None
+    try:
+        lines = probe.help_of(program)
+    except (OSError, TimeoutError) as error:
+        raise ToolMissing(
+            "trtexec", why=f"{program} does not run: {error}", mend="Name another as engine.builder.trtexec."
+        ) from error
+    version = read_output(lines).version
+    if version is not None:
+        if (problem := generation_problem(version)) is not None:
+            raise ConfigError(Problem(f"{program} is of it, and {problem}", field="engine.builder.trtexec"))
+        return version
+    failure = CommandFailed(
+        "asking trtexec for its version", argv=[program, "--help"], ended="exit status", last_lines=lines[:20]
+    )
+    if (known := failure_of(failure, lines)) is not failure:
+        raise known
+    raise ConfigError(
+        Problem(
+            f"{program} is no trtexec: `{program} --help` does not begin with `&&&& RUNNING TensorRT.trtexec "
+            f"[TensorRT v…]`, but with {lines[0] if lines else 'nothing'!r}",
+            field="engine.builder.trtexec",
+            hint="name NVIDIA's program, in its packages /usr/src/tensorrt/bin/trtexec",
         )
-    return version
+    )
 
 
 def place_of(pipeline: Pipeline) -> Place:
@@ -199,30 +281,9 @@ def tolerance_of(pipeline: Pipeline) -> Parity:
 
 
 def profiles_of(pipeline: Pipeline) -> tuple[OptimizationProfile, ...]:
-    """The optimization profiles: the explicit ones, or the one that `shapes` declares.
-
-    Raises `ConfigError` for an axis that is not declared, or sizes outside the declared ones.
-    """
+    """The optimization profiles: the explicit ones, or the one that `shapes` declares."""
     config = config_of(pipeline)
     inputs = {name: spec.shape for name, spec in pipeline.inputs.items()}
-    problems = []
-    for index, profile in enumerate(config.profiles):
-        for axis, sizes in profile.items():
-            field = f"engine.profiles.{index}.{axis}"
-            declared = pipeline.shapes.get(axis)
-            if declared is None:
-                known = ", ".join(pipeline.shapes) or "none"
-                problems.append(Problem(f"shapes declares no axis {axis} (it declares {known})", field=field))
-            elif sizes.min < declared.min or sizes.max > declared.max:
-                problems.append(
-                    Problem(
-                        f"{sizes.min} to {sizes.max} leaves shapes.{axis}, {declared.min} to {declared.max}",
-                        field=field,
-                        hint="the export checked no other sizes",
-                    )
-                )
-    if problems:
-        raise ConfigError(*problems)
     chosen: list[dict[str, Any]] = [{**pipeline.shapes, **profile} for profile in config.profiles] or [
         dict(pipeline.shapes)
     ]

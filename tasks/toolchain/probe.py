@@ -52,6 +52,28 @@ def gpus() -> tuple[Gpu, ...]:
     return parse_gpus(told.stdout) if told.returncode == 0 else ()
 
 
+@cache
+def help_of(program: str) -> tuple[str, ...]:
+    """The lines that a program prints on `--help`, stdout and stderr together. Asked once per process.
+
+    Raises `OSError` for one that cannot be executed, and `TimeoutError` for one that does not end.
+    """
+    try:
+        told = subprocess.run(
+            [program, "--help"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"`{program} --help` did not end within a minute") from None
+    return tuple(told.stdout.splitlines())
+
+
 def parse_gpus(csv: str) -> tuple[Gpu, ...]:
     """`nvidia-smi --query-gpu=name,compute_cap,memory.total,driver_version --format=csv,noheader,nounits`."""
     rows = [[cell.strip() for cell in line.rsplit(",", 3)] for line in csv.splitlines() if line.strip()]

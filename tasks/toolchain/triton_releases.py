@@ -89,7 +89,7 @@ RELEASES: tuple[TritonRelease, ...] = (
     _release("25.10", "2.62.0", "10.13.3", "1.23.1", "13.0.2", "580.95.05", "SERVER, IMAGE"),
     _release("25.11", "2.63.0", "10.14.1", "1.23.2", "13.0.2", "580.95.05", "SERVER, IMAGE"),
     _release("25.12", "2.64.0", "10.14.1", "1.23.2", "13.1.0", "590.44.01", "SERVER, IMAGE"),
-    _release("26.01", "2.65.0", None, "1.23.2", "13.1.1", "590.48.01", "SERVER"),
+    _release("26.01", "2.65.0", "10.14.1", "1.23.2", "13.1.1", "590.48.01", "SERVER, IMAGE"),
     _release("26.02", "2.66.0", "10.15.1", "1.24.1", "13.1.1", "590.48.01", "SERVER, NOTES, IMAGE"),
     _release("26.03", "2.67.0", "10.16.0", "1.24.2", "13.2.0", "595.45.04", "SERVER, IMAGE"),
     _release("26.04", "2.68.0", "10.16.1", "1.24.4", "13.2.1", "595.58.03", "SERVER, NOTES, IMAGE"),
@@ -140,6 +140,9 @@ def release_name(text: str) -> str:
     return found[1]
 
 
+_OUTSIDE = "; for another one leave engine.target out, and name engine.tensorrt (its TensorRT) and engine.builder.image"
+
+
 def find_release(text: str) -> TritonRelease:
     """The release of that name. Raises `ValueError` for one that is not in the table, naming the nearest."""
     name = release_name(text)
@@ -147,7 +150,9 @@ def find_release(text: str) -> TritonRelease:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         mean = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"Triton release {name} is not in our table, which has {known[0]} to {known[-1]}{mean}")
+        raise ValueError(
+            f"Triton release {name} is not in our table, which has {known[0]} to {known[-1]}{mean}{_OUTSIDE}"
+        )
     return RELEASES[known.index(name)]
 
 

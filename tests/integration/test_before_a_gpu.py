@@ -55,17 +55,3 @@ def test_an_example_compiles_in_lower_precision_and_keeps_its_metric(trained, ex
     assert stages["preflight"]["state"] == "built"
     again = run(trained(example), example, precision=precision)
     assert {stage["state"] for stage in again.values()} == {"reused"}
-
-
-def test_the_plan_shows_the_gpu_run_of_both_generations_on_a_machine_without_one(trained):
-    workspace = trained("mnist")
-    commands = {}
-    for target in ("26.05", "26.08"):
-        given = ["--set", "engine.kind=tensorrt", "--set", "engine.precision=fp16", "--set", f"engine.target={target}"]
-        report = workspace.report("plan", workspace.pipeline("mnist"), *given)
-        stages = {stage["stage"]: stage for stage in report["stages"]}
-        commands[target] = stages["engine"]["commands"][1]
-        assert f"nvcr.io/nvidia/tritonserver:{target}-py3" in commands[target]
-        assert any("tensorrt_plan" in line for line in stages["triton_config"]["actions"])
-    assert "--fp16" in commands["26.05"]
-    assert "--fp16" not in commands["26.08"]

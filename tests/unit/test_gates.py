@@ -52,6 +52,16 @@ def test_a_server_must_measure_what_pytorch_measured(served, passed):
     assert result.passed is passed
 
 
+@pytest.mark.parametrize(("precision", "passed"), [("fp32", False), ("fp16", True)])
+def test_how_far_a_served_metric_may_move_follows_the_precision_unless_it_is_said(precision, passed):
+    (result,) = served_gates(Gates(), "live", {"accuracy": 0.95}, {"accuracy": 0.947}, precision=precision)
+    assert result.passed is passed
+    assert f"gates.served_tolerance, the default in {precision}" in result.allowed
+    said = Gates.model_validate({"served_tolerance": 0.001})
+    (result,) = served_gates(said, "live", {"accuracy": 0.95}, {"accuracy": 0.947}, precision=precision)
+    assert not result.passed
+
+
 def test_the_error_lists_what_failed_and_what_stays():
     results = metric_gates(GATES, {"accuracy": {"pytorch": 0.5}, "loss": {"pytorch": 0.1}})
     with pytest.raises(GateFailed) as failed:

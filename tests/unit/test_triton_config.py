@@ -101,6 +101,11 @@ CASES = {
         profiles=3,
     ),
     "onnxruntime_on_gpu": case(max_batch_size=32, instance_group=(InstanceGroup(count=1, kind="KIND_GPU"),)),
+    "onnxruntime_with_cuda": case(
+        max_batch_size=32,
+        instance_group=(InstanceGroup(count=1, kind="KIND_GPU"),),
+        accelerator=Accelerator(name="cuda", parameters={"use_tf32": "0", "gpu_mem_limit": "2147483648"}),
+    ),
     "onnxruntime_with_tensorrt": case(
         max_batch_size=32,
         instance_group=(InstanceGroup(count=1, kind="KIND_GPU"),),
@@ -108,6 +113,9 @@ CASES = {
             name="tensorrt",
             parameters={
                 "precision_mode": "FP16",
+                "trt_profile_min_shapes": "image:1x1x8x8",
+                "trt_profile_opt_shapes": "image:8x1x8x8",
+                "trt_profile_max_shapes": "image:32x1x8x8",
                 "max_workspace_size_bytes": "4294967296",
                 "trt_engine_cache_enable": "true",
                 "trt_engine_cache_path": "/var/cache/triton",

@@ -3,7 +3,7 @@
     options.py     which option each version has: a table with the source of every line
     command.py     the typed request, and the command line that it becomes
     output.py      what a log says: the version, the outcome, sizes and times
-    failures.py    the known failures, each with what to do
+    known_failures.py, failures.py    the known failures, and the typed errors that they become
     plan_file.py   the header of a plan, readable without a GPU
     place.py       where it runs: a program on this machine, or inside NVIDIA's image
 
@@ -15,10 +15,19 @@ from tasks.toolchain.trtexec.command import (
     OptimizationProfile,
     Precision,
     carried_by_graph,
+    flag_problems,
     profile_of,
+    shapes_text,
     trtexec_command,
 )
-from tasks.toolchain.trtexec.options import Option, Version, flag_problem, parse_version, version_text
+from tasks.toolchain.trtexec.options import (
+    Option,
+    Version,
+    flag_problem,
+    generation_problem,
+    parse_version,
+    version_text,
+)
 from tasks.toolchain.trtexec.output import TrtexecOutput, read_output
 from tasks.toolchain.trtexec.plan_file import PlanHeader, read_plan_header
 
@@ -32,10 +41,13 @@ __all__ = [
     "Version",
     "carried_by_graph",
     "flag_problem",
+    "flag_problems",
+    "generation_problem",
     "parse_version",
     "profile_of",
     "read_output",
     "read_plan_header",
+    "shapes_text",
     "trtexec_command",
     "version_text",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Literal, Protocol
@@ -101,16 +101,56 @@ class BuildRequest:
     """Further arguments, checked against the table of the target's version."""
 
 
-_OURS = frozenset(
-    [
-        *("--onnx", "--saveEngine", "--loadEngine", "--minShapes", "--optShapes", "--maxShapes", "--profile"),
-        *("--fp16", "--bf16", "--int8", "--fp8", "--best", "--stronglyTyped", "--noTF32"),
-        *("--memPoolSize", "--builderOptimizationLevel", "--hardwareCompatibilityLevel", "--versionCompatible", "--vc"),
-        *("--stripWeights", "--sparsity", "--plugins", "--staticPlugins", "--timingCacheFile"),
-        *("--exportLayerInfo", "--profilingVerbosity", "--skipInference"),
-    ]
-)
-"""What the request's own fields say; given as an extra flag it would contradict them, or the key."""
+_FIELDS = {
+    "profiles": "minShapes optShapes maxShapes profile",
+    "precision": "fp16 bf16 int8 int4 fp8 best noTF32",
+    "strongly_typed": "stronglyTyped",
+    "memory_pools": "memPoolSize",
+    "builder_optimization_level": "builderOptimizationLevel",
+    "hardware_compatibility": "hardwareCompatibilityLevel",
+    "version_compatible": "versionCompatible vc",
+    "strip_weights": "stripWeights stripAllWeights weightless",
+    "sparsity": "sparsity",
+    "plugins": "plugins staticPlugins",
+    "measure": "skipInference",
+}
+"""Which field of the pipeline file's `engine` says what an option says; as an extra flag it would contradict it."""
+
+_OWN = ["onnx", "saveEngine", "saveEngineSo", "timingCacheFile", "exportLayerInfo", "profilingVerbosity"]
+"""What the stage itself decides."""
+
+_NO_BUILD = ["help", "getPlanVersionOnly", "loadEngine", "loadEngineSo", "refit"]
+"""What makes trtexec do something else than build, or build what nobody can serve as it is."""
+
+_REPEATED = frozenset(["--dynamicPlugins", "--setPluginsToSerialize", "--safetyPlugins"])
+"""Options that may stand there several times."""
+
+
+def flag_problems(flags: Sequence[str], version: Version) -> Iterator[tuple[int, str]]:
+    """What is wrong with extra flags on `version`: the index of each, and why."""
+    seen: set[str] = set()
+    for index, flag in enumerate(flags):
+        name = flag.partition("=")[0]
+        if (problem := _flag_problem(flag, name, version)) is not None:
+            yield index, problem
+        elif name in seen and name not in _REPEATED:
+            yield index, f"{name} is given twice"
+        seen.add(name)
+
+
+def _flag_problem(flag: str, name: str, version: Version) -> str | None:
+    if any(character.isspace() for character in flag):
+        return f"{flag!r} holds a space: expected one argument of trtexec per entry of the list"
+    if (problem := flag_problem(flag, version)) is not None:
+        return problem
+    for field_name, options in _FIELDS.items():
+        if name.removeprefix("--") in options.split():
+            return f"{name} has a field of its own: expected engine.{field_name} instead"
+    if name.removeprefix("--") in _OWN:
+        return f"{name} is given by the stage itself"
+    if name.removeprefix("--") in _NO_BUILD:
+        return f"with {name} trtexec builds no engine that could be served"
+    return None
 
 
 def carried_by_graph(precision: Precision, version: Version, *, asked: bool = False) -> bool:
@@ -136,12 +176,10 @@ def trtexec_command(trtexec: str, request: BuildRequest) -> tuple[str, ...]:
         for index, profile in enumerate(request.profiles)
         for text in profile.problems()
     ]
-    for index, flag in enumerate(request.extra_flags):
-        found = flag_problem(flag, request.version)
-        if found is None and flag.partition("=")[0] in _OURS:
-            found = f"{flag.partition('=')[0]} has a field of its own: set that instead"
-        if found:
-            problems.append(Problem(found, field=f"engine.extra_flags.{index}"))
+    problems += [
+        Problem(text, field=f"engine.extra_flags.{index}")
+        for index, text in flag_problems(request.extra_flags, request.version)
+    ]
     if problems:
         raise ConfigError(*problems)
     arguments = [
@@ -162,6 +200,15 @@ def _dims(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
 
+def shapes_text(shapes: Mapping[str, Shape]) -> str:
+    """As trtexec, and ONNX Runtime's TensorRT provider, take the shapes of several inputs.
+
+    >>> shapes_text({"image": (8, 3), "mask": (8,)})
+    'image:8x3,mask:8'
+    """
+    return ",".join(f"{name}:{_dims(shape)}" for name, shape in shapes.items())
+
+
 def _shapes(profiles: Sequence[OptimizationProfile]) -> list[str]:
     # trtexec reads every shape option after a `--profile=N` as that profile's.
     dynamic = [profile for profile in profiles if profile.opt]
@@ -170,7 +217,7 @@ def _shapes(profiles: Sequence[OptimizationProfile]) -> list[str]:
         if len(dynamic) > 1:
             arguments.append(f"--profile={index}")
         for option, end in (("--minShapes", profile.min), ("--optShapes", profile.opt), ("--maxShapes", profile.max)):
-            arguments.append(f"{option}={','.join(f'{name}:{_dims(shape)}' for name, shape in end.items())}")
+            arguments.append(f"{option}={shapes_text(end)}")
     return arguments
 
 

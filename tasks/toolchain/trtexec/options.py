@@ -66,6 +66,13 @@ def parse_version(text: str) -> Version:
     return int(found[1]), int(found[2]), int(found[3] or 0)
 
 
+def generation_problem(version: Version) -> str | None:
+    """Why nothing can be planned for a version; `None` for the generations that the table knows."""
+    if V10 <= version < (12, 0, 0):
+        return None
+    return f"TensorRT {version_text(version)} is none that we know the options of: expected 10.x or 11.x"
+
+
 def version_text(version: Version) -> str:
     """`10.13.3`. Law: `parse_version(version_text(v)) == v`."""
     return ".".join(map(str, version))

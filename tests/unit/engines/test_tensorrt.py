@@ -18,7 +18,13 @@ import pytest
 from tasks import engine
 from tasks.config import Pipeline
 from tasks.engines.tensorrt import TensorRTEngine
-from tasks.engines.tensorrt_config import converts, declared_version, profiles_of, tolerance_of
+from tasks.engines.tensorrt_config import (
+    converts,
+    declared_version,
+    profiles_of,
+    tolerance_of,
+    version_of,
+)
 from tasks.errors import CommandFailed, ConfigError, EnginehouseError, ToolMissing
 from tasks.pipeline_file import load
 from tasks.stage import Site, run_step
@@ -70,6 +76,27 @@ REFUSED_IN_THE_FILE = {
     "an unknown pool": ({"memory_pools": {"workspce": 1}}, "engine.memory_pools.workspce"),
     "a level out of range": ({"builder_optimization_level": 6}, "expected at most 5"),
     "two that exclude each other": ({"version_compatible": True, "strip_weights": True}, "exclude each other"),
+    "another version than the target's": (
+        {"target": "26.05", "tensorrt": "11.1.0"},
+        "engine.tensorrt: 11.1.0 is not what Triton 26.05 carries, 10.16.1",
+    ),
+    "a generation that we know nothing of": ({"tensorrt": "8.6.1"}, "expected 10.x or 11.x"),
+    "an axis that is not declared": (
+        {"profiles": [{"length": {"min": 1, "opt": 1, "max": 2}}]},
+        "engine.profiles.0.length: shapes declares no axis length (it declares batch)",
+    ),
+    "a profile outside shapes": (
+        {"profiles": [{"batch": {"min": 1, "opt": 8, "max": 64}}]},
+        "engine.profiles.0.batch: 1 to 64 leaves shapes.batch, 1 to 32",
+    ),
+    "a flag that the version lacks": (
+        {"target": "26.08", "extra_flags": ["--best"]},
+        "engine.extra_flags.0: --best is gone since TensorRT 11.0.0",
+    ),
+    "a word where a list belongs": (
+        {"precision": "fp16", "keep_fp32": "automatic"},
+        "engine.keep_fp32: expected 'auto' or a list, got the text 'automatic' (did you mean auto?)",
+    ),
     "an inverted range": ({"profiles": [{"batch": {"min": 8, "opt": 4, "max": 32}}]}, "expected min <= opt <= max"),
 }
 
@@ -90,26 +117,6 @@ REFUSED_BEFORE_THE_RUN = {
         ConfigError,
         "our table does not know which TensorRT Triton 26.09 carries",
     ),
-    "another version than the target's": (
-        {"target": "26.05", "tensorrt": "11.1.0", "compute_capability": "9.0"},
-        ConfigError,
-        "11.1.0 is not what Triton 26.05 carries, 10.16.1",
-    ),
-    "an axis that is not declared": (
-        TARGET | {"profiles": [{"length": {"min": 1, "opt": 1, "max": 2}}]},
-        ConfigError,
-        "engine.profiles.0.length: shapes declares no axis length",
-    ),
-    "a profile outside shapes": (
-        TARGET | {"profiles": [{"batch": {"min": 1, "opt": 8, "max": 64}}]},
-        ConfigError,
-        "engine.profiles.0.batch: 1 to 64 leaves shapes.batch, 1 to 32",
-    ),
-    "a flag that the version lacks": (
-        TARGET | {"target": "26.08", "extra_flags": ["--best"]},
-        ConfigError,
-        "engine.extra_flags.0: --best is gone since TensorRT 11.0.0",
-    ),
     "a plugin that is not there": (TARGET | {"plugins": ["libno.so"]}, ConfigError, "there is no plugin"),
     "docker without an image": (
         {"tensorrt": "10.16.1", "compute_capability": "9.0", "builder": {"kind": "docker"}},
@@ -126,7 +133,16 @@ REFUSED_BEFORE_THE_RUN = {
         ToolMissing,
         "bin/trtexec is no program here",
     ),
-    "no GPU": ({"target": "26.05", "builder": {"launcher": ["true"]}}, ToolMissing, "nvidia-smi names none here"),
+    "a launcher to a GPU that nobody names": (
+        {"target": "26.05", "builder": {"launcher": ["true"]}},
+        ConfigError,
+        "engine.compute_capability: is not given, and engine.builder.launcher reaches a machine",
+    ),
+    "no such launcher": (
+        TARGET | {"builder": {"launcher": ["srnu", "--gres=gpu:1"]}},
+        ToolMissing,
+        "srnu is missing: engine.builder.launcher begins with it",
+    ),
 }
 
 
@@ -136,6 +152,106 @@ def test_what_can_be_known_before_a_run_is_refused_before_it(pipeline, name):
     with pytest.raises(kind) as refused:
         engine.STAGE.check(pipeline(**fields))
     assert told in str(refused.value)
+
+
+@pytest.fixture
+def trtexec(tmp_path, monkeypatch):
+    """Stands in for a trtexec on the PATH: prints the first line of its `--help`, and writes nothing."""
+
+    def make(text: str = "echo '&&&& RUNNING TensorRT.trtexec [TensorRT v101601] [b11] # trtexec --help'") -> Path:
+        made = program(tmp_path / "tools" / "trtexec", text + "\n")
+        monkeypatch.setenv("PATH", f"{made.parent}:/usr/bin:/bin")
+        probe.help_of.cache_clear()
+        return made
+
+    return make
+
+
+H200 = probe.Gpu(name="NVIDIA H200", compute_capability="9.0", memory_mib=143771, driver="595.58.03")
+
+
+def test_a_trtexec_on_this_machine_tells_its_version_itself(pipeline, trtexec, monkeypatch):
+    trtexec()
+    monkeypatch.setattr(probe, "gpus", lambda: (H200,))
+    found = pipeline()
+    assert version_of(found) == (10, 16, 1)
+    engine.STAGE.check(found)
+    assert dict(TensorRTEngine.parts(found).environment) == {"tensorrt": "10.16.1", "compute_capability": "9.0"}
+    assert "10.16.1-sm9.0" in TensorRTEngine.steps(site(found))[1].argv[2]
+    assert version_of(pipeline(target="26.09")) == (10, 16, 1), "as inside an image that our table does not know"
+    assert version_of(pipeline(builder={"launcher": ["true"]})) is None, "another machine's is not asked"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"), [({"target": "26.08"}, "engine.target"), ({"tensorrt": "10.14.1"}, "engine.tensorrt")]
+)
+def test_a_trtexec_of_another_version_than_was_named_is_refused_before_the_run(pipeline, trtexec, fields, field):
+    made = trtexec()
+    with pytest.raises(ConfigError) as refused:
+        engine.STAGE.check(pipeline(**fields))
+    assert f"{field}: TensorRT 1" in str(refused.value)
+    assert f"shall build, and {made} is of 10.16.1" in str(refused.value)
+
+
+NO_TRTEXEC = {
+    "another program": ("echo hello", ConfigError, "is no trtexec: `", "engine.builder.trtexec"),
+    "one that says nothing": ("exit 1", ConfigError, "but with 'nothing'", "engine.builder.trtexec"),
+    "one of an older generation": (
+        "echo '&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --help'",
+        ConfigError,
+        "TensorRT 8.6.1 is none that we know the options of",
+        "engine.builder.trtexec",
+    ),
+    "one whose library is missing": (
+        "echo 'trtexec: error while loading shared libraries: libnvinfer.so.10: no such file'; exit 127",
+        ToolMissing,
+        "libnvinfer.so.10 is not found",
+        "LD_LIBRARY_PATH",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_TRTEXEC)
+def test_a_program_that_is_no_working_trtexec_is_told_before_the_run(pipeline, trtexec, name):
+    text, kind, told, mend = NO_TRTEXEC[name]
+    trtexec(text)
+    for fields in ({}, TARGET):
+        with pytest.raises(kind) as refused:
+            engine.STAGE.check(pipeline(**fields))
+        assert told in str(refused.value)
+        assert mend in str(refused.value)
+
+
+def test_a_trtexec_that_cannot_be_executed_is_told_as_such(pipeline, trtexec):
+    made = trtexec()
+    made.chmod(0o644)
+    with pytest.raises(ToolMissing, match="is not executable"):
+        engine.STAGE.check(pipeline(**TARGET | {"builder": {"trtexec": str(made)}}))
+    made.write_bytes(b"\x7fELF for another machine")
+    made.chmod(0o755)
+    with pytest.raises(ToolMissing, match=r"does not run: .*Exec format error"):
+        engine.STAGE.check(pipeline(**TARGET | {"builder": {"trtexec": str(made)}}))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kind", "told"),
+    [
+        ((), ToolMissing, "nvidia-smi names none here"),
+        ((H200,), ConfigError, "engine.compute_capability: 8.0 is asked for, and the GPUs here have 9.0"),
+    ],
+)
+def test_a_gpu_that_is_not_here_is_missed_before_the_run(pipeline, trtexec, monkeypatch, gpus, kind, told):
+    trtexec()
+    monkeypatch.setattr(probe, "gpus", lambda: gpus)
+    with pytest.raises(kind, match=told):
+        engine.STAGE.check(pipeline(target="26.05", compute_capability="8.0"))
+
+
+def test_what_is_found_before_the_run_is_told_at_its_line_too(pipeline):
+    with pytest.raises(ConfigError, match=r"pipeline\.yaml:6: engine\.plugins: there is no plugin"):
+        engine.STAGE.check(pipeline(plugins=["libno.so"], **TARGET))
+    with pytest.raises(ConfigError, match=r"pipeline\.yaml:6: engine\.target: our table does not know which TensorRT"):
+        engine.STAGE.check(pipeline(target="26.09"))
 
 
 def test_an_opset_that_the_target_does_not_read_is_refused_before_anything_is_trained(pipeline):
@@ -392,6 +508,30 @@ def test_a_faulty_build_is_told_as_what_it_is_and_leaves_no_product(build, tmp_p
     assert type(refused.value) is kind
     assert told in str(refused.value)
     assert list((tmp_path / "work" / "product").iterdir()) == []
+
+
+def test_what_the_layers_are_is_kept_with_the_record(build):
+    _, built = build(GOOD)
+    assert json.loads(built.byproducts["layers.json"].read_text())["Layers"][0]["LayerType"] == "CaskConvolution"
+
+
+def test_behind_a_launcher_the_same_build_runs_where_the_launcher_brings_it(build, tmp_path):
+    """The launcher stands in for `srun --gres=gpu:1`: it tells what it was given, and runs that."""
+    launcher = program(tmp_path / "srun", f'shift\necho "$@" >> {tmp_path}/launched\nexec "$@"\n')
+    _, built = build(GOOD, builder={"kind": "local", "launcher": [str(launcher), "--gres=gpu:1"]})
+    asked, built_by = (tmp_path / "launched").read_text().splitlines()
+    assert asked.startswith("nvidia-smi --query-gpu=")
+    assert built_by.startswith("flock --no-fork ")
+    assert built.details["passport"]["gpu"] == "NVIDIA H200", "asked where it was built"
+
+
+def test_a_launcher_that_fails_is_told_with_its_own_words(build, tmp_path):
+    launcher = program(
+        tmp_path / "srun", "echo 'srun: error: Unable to allocate resources: Invalid partition'; exit 1\n"
+    )
+    with pytest.raises(CommandFailed) as failed:
+        build(GOOD, builder={"kind": "local", "launcher": [str(launcher)]})
+    assert "Invalid partition" in str(failed.value)
 
 
 def test_a_build_past_its_deadline_is_ended_and_says_so(build):

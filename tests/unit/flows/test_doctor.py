@@ -144,7 +144,7 @@ def test_an_opset_that_the_target_does_not_read_is_an_error(environment, pipelin
 
 def test_what_a_pipelines_engine_needs_is_told_in_the_words_of_a_run(environment, pipeline, monkeypatch, tmp_path):
     environment()
-    monkeypatch.setenv("ENGINEHOUSE_MODELOPT", str(tmp_path / "none"))
+    monkeypatch.setenv("ENGINEHOUSE_MODELOPT", str(tmp_path / "never_made"))
     findings = doctor.examine(pipeline({"kind": "tensorrt", "target": "26.08", "precision": "fp16"}))
     assert "modelopt" in told(findings, "precision")[0][1]
     assert told(findings, "precision")[0][2] == "Make it with `enginehouse engine setup modelopt`."

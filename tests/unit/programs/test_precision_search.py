@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, numpy_helper
+from onnx import helper as h
 
 BOOTSTRAP = Path(__file__).parents[3] / "tasks" / "programs" / "bootstrap.py"
 
@@ -82,6 +85,40 @@ def test_what_passes_quickly_and_fails_when_converted_is_given_more():
     found = precision.search(attempt, FALLING, attempt(()), quick=lambda converted, kept: "n0" in kept)
     assert found is not None
     assert {"n0", "n1", "n2"} <= set(found.kept)
+
+
+def test_no_shorter_list_than_the_one_that_is_found_passes():
+    """Every subset of the nodes of a real graph that overflows, in the arithmetic that rounds every tensor to fp16."""
+    shape = [None, 16]
+    nodes = [
+        h.make_node("MatMul", ["x", "w"], ["m"], name="before"),
+        h.make_node("Mul", ["m", "m"], ["square"], name="square"),
+        h.make_node("ReduceMean", ["square"], ["mean"], name="mean", keepdims=1),
+        h.make_node("Sqrt", ["mean"], ["root"], name="root"),
+        h.make_node("Div", ["m", "root"], ["y"], name="divide"),
+    ]
+    weights = [numpy_helper.from_array(np.eye(16, dtype=np.float32), "w")]
+    ends = [h.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    model = h.make_model(h.make_graph(nodes, "g", ends[:1], ends[1:], weights), opset_imports=[h.make_opsetid("", 20)])
+    graph = program("lowered").Graph(model)
+    check = [{"x": (np.random.default_rng(2).random((8, 16)) * 400).astype(np.float32)}]
+    expected = [graph.run(batch) for batch in check]
+    passes = precision.quick_answer("fp16", {"atol": 0.02, "rtol": 0.02}, graph, check, expected)
+    names = [node.name for node in nodes]
+
+    def attempt(kept):
+        apart = 0.0 if passes(names, kept) else 1.0
+        return precision.Attempt(
+            model=None,
+            kept=tuple(kept),
+            converted=tuple(n for n in names if n not in kept),
+            difference=precision.Difference(max_abs=apart, excess=apart - 0.5),
+        )
+
+    losses = precision.layer_losses(graph, graph, names, check, "fp16")
+    found = precision.search(attempt, losses, attempt(()), quick=None)
+    sizes = [len(kept) for n in range(len(names)) for kept in combinations(names, n) if passes(names, kept)]
+    assert len(found.kept) == min(sizes) == 2
 
 
 def test_a_difference_that_is_not_finite_is_infinite_and_outside():

@@ -9,7 +9,8 @@ import pytest
 
 from tasks.errors import CommandFailed, ConfigError, ToolMissing
 from tasks.toolchain.trtexec import read_output
-from tasks.toolchain.trtexec.failures import KNOWN, explain, failure_of, judge
+from tasks.toolchain.trtexec.failures import explain, failure_of, judge
+from tasks.toolchain.trtexec.known_failures import KNOWN
 from tasks.toolchain.trtexec.output import version_of_banner
 
 LOGS = Path(__file__).parents[2] / "golden" / "trtexec" / "logs"
@@ -71,6 +72,10 @@ FAILURES = {
     "driver_too_old_11": (ToolMissing, ["older than this CUDA needs", "enginehouse doctor"]),
     "driver_too_old_docker": (ToolMissing, ["older than this CUDA needs"]),
     "other_version_10": (CommandFailed, ["built by TensorRT 10.14.1.48, and this is 10.16.1.11", "engine.target"]),
+    "other_serialisation_10": (
+        CommandFailed,
+        ["serialisation has version 236, and this one reads 239", "engine.target"],
+    ),
     "other_device_10": (CommandFailed, ["compute capability 8.0, and this GPU has 9.0"]),
     "library_missing": (
         ToolMissing,
@@ -107,10 +112,25 @@ def test_a_dynamic_input_that_silently_became_1_is_a_failure_though_the_run_pass
     assert "silently build it for 1" in str(error)
 
 
-@pytest.mark.parametrize("ended", ["killed by SIGKILL", "deadline of 7200 s passed", "cancelled"])
-def test_what_ended_from_outside_keeps_that_cause_whatever_the_log_holds(ended):
-    failure = failed(ended)
-    assert failure_of(failure, lines("unknown_option_11")) is failure
+@pytest.mark.parametrize(
+    ("ended", "mend"),
+    [
+        ("killed by SIGKILL", "most likely for memory"),
+        ("deadline of 7200 s passed", "raise engine.timeout_minutes"),
+        ("cancelled", None),
+    ],
+)
+def test_what_ended_from_outside_keeps_that_cause_whatever_the_log_holds(ended, mend):
+    error = failure_of(failed(ended), lines("unknown_option_11"))
+    assert type(error) is CommandFailed
+    assert error.ended == ended
+    assert "--fp16" not in str(error)
+    assert mend is None or mend in str(error)
+
+
+def test_a_cause_that_is_known_already_is_not_overwritten():
+    failure = CommandFailed("the engine's build", argv=["trtexec"], ended="killed by SIGKILL", cause="out of memory")
+    assert failure_of(failure, []) is failure
 
 
 def test_a_builder_that_was_killed_inside_its_container_is_told_so():
