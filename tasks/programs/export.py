@@ -1,5 +1,7 @@
 """Weights to a checked ONNX graph; job and products are `jobs.ExportJob`.
 
+A graph that the training program left itself takes the place of the model, and of its own translation.
+
 In this order, the cheap and telling ones first: weights loaded strictly, the PyTorch model's own answers at every
 probed size (`export_eager`), the capture with every declared axis symbolic and the translation (`export_trace`), the
 graph's form and its file (`export_graph`), and the file's answers on ONNX Runtime at the same sizes (`export_runtime`).
@@ -17,14 +19,17 @@ os.environ.setdefault("TORCH_LOGS", "-torch.onnx")
 import onnxruntime
 import onnxscript
 import torch
+from torch import nn
 
 from .axes import Axes, Examples
 from .export_eager import Tolerance, eager_answers
 from .export_graph import arrange, check_file, check_graph, clean, save, signature, sources
 from .export_runtime import check_running
 from .export_trace import to_onnx, trace
+from .given_graph import GivenGraph, opset_of, read_graph
 from .jobs import ExportJob
 from .notes import Notes, Progress, write_json
+from .recipe import Recipe
 from .recipe_loading import load_recipe
 from .weights import load_weights
 
@@ -45,8 +50,8 @@ def main(job: ExportJob) -> None:
     progress(0, STEPS[0])
     with notes.timed("load"):
         recipe = load_recipe(job["recipe"])
-        model = recipe.model(list(axes.inputs))
-        load_weights(model, Path(job["weights"]), kind="export refused")
+        given = read_graph(Path(job["onnx"])) if "onnx" in job else None
+        model = _model(recipe, job, axes, threads)
         model.eval()
         data = recipe.data("validation", list(axes.inputs))  # the test split is for gates only
         examples = Examples(recipe=recipe, axes=axes, dataset=data, split="validation")
@@ -55,15 +60,17 @@ def main(job: ExportJob) -> None:
     with notes.timed("model_checks"):
         answers = eager_answers(recipe, model, axes, examples, tolerance)
 
-    progress(2, STEPS[2])
-    with notes.timed("capture"):
-        sample = examples.make(axes.traced())
-        names = recipe.output_names(model, sample)
-        program = trace(recipe, model, sample, axes)
-
-    progress(3, STEPS[3])
-    with notes.timed("translate"):
-        proto = to_onnx(recipe, program, opset)
+    sample = examples.make(axes.traced())
+    names = recipe.output_names(model, sample)
+    if given is not None:
+        proto, opset = given, opset_of(given)
+    else:
+        progress(2, STEPS[2])
+        with notes.timed("capture"):
+            program = trace(recipe, model, sample, axes)
+        progress(3, STEPS[3])
+        with notes.timed("translate"):
+            proto = to_onnx(recipe, program, opset)
 
     progress(4, STEPS[4])
     with notes.timed("graph_checks"):
@@ -95,3 +102,12 @@ def main(job: ExportJob) -> None:
         "probes": str(len(answers)),
     }
     notes.write(Path(job["work"]))
+
+
+def _model(recipe: Recipe, job: ExportJob, axes: Axes, threads: int) -> nn.Module:
+    """What answers the probes before there is a file of ours."""
+    if "onnx" in job:
+        return GivenGraph(Path(job["onnx"]), threads=threads)
+    model = recipe.model(list(axes.inputs))
+    load_weights(model, Path(job["weights"]), kind="export refused")
+    return model

@@ -62,6 +62,7 @@ def record(error: BaseException, job: dict[str, Any]) -> int:
         failure = unexpected(error, job, rank)
     found: RankFailure = {
         **to_json(failure),
+        "pid": os.getpid(),
         "symptom": not final and is_lost_peer(error),
         "suspect": None if suspect is None else suspect.rank,
         "suspect_pid": None if suspect is None else suspect.pid,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 
@@ -41,9 +42,10 @@ def test_a_killed_worker_is_restarted_and_the_result_is_the_same(trainee, refere
     record = trainee.train()
     thread.join()
     assert_same(record, reference)
-    # Where torchrun sees the death before the other rank does, nobody is left to tell it (docs/training.md).
-    for interruption in record.details["interruptions"]:
-        assert interruption["reason"].startswith("rank 1 has ended without a word")
+    (interruption,) = record.details["interruptions"]
+    assert interruption["rank"] == 1
+    assert re.match(r"rank 1 (was killed by SIGKILL|has ended without a word)", interruption["reason"])
+    assert int(interruption["checkpoint"].removeprefix("step-")) % 7 == 0
     assert any("going on from the checkpoint of step" in line for line in trainee.lines)
     assert set(record.byproducts) >= {"build.log", "metrics.jsonl"}
 
@@ -101,6 +103,7 @@ def test_what_fails_again_and_again_is_told_with_its_cause_and_can_be_resumed(tr
     (trainee.folder / "harmless").touch()
     record = trainee.train("train.max_restarts=0")
     assert record.details["notes"]["facts"]["resumed_from_step"] in (21, 28)
+    assert record.details["interruptions"][0]["rank"] == 1  # of the run before, which failed
     undisturbed = Trainee.made(tmp_path / "other", recipe=recipe)
     (undisturbed.folder / "harmless").touch()
     assert undisturbed.train().content == record.content
@@ -152,6 +155,7 @@ def with_script(trainee, source=SCRIPT, arguments="[]"):
 def test_a_program_of_the_users_is_trained_with_and_restarted_where_it_was(trainee):
     record = with_script(trainee, arguments='["--die"]').train()
     assert record.metrics == {"started_at": 4.0}
+    assert [entry["reason"] for entry in record.details["interruptions"]] == ["local rank 0 exited with status 9"]
     assert with_script(trainee, arguments='["--die"]').train().id == record.id
     (trainee.folder / "beside.py").write_text("HERE = 1\n")
     assert trainee.train().id != record.id
@@ -211,5 +215,9 @@ def test_whoever_is_killed_whenever_the_weights_are_the_same(victim, step, train
     assert run.returncode == 0
     record = trainee.train()
     assert_same(record, reference)
-    if victim == "torchrun":
-        assert record.details["interruptions"]
+    reason = record.details["interruptions"][0]["reason"]
+    expected = {
+        "torchrun": "torchrun was killed by SIGKILL|asked to stop",
+        "orchestrator": "the run that trained was killed",
+    }.get(victim, f"{victim} (was killed by SIGKILL|has ended without a word)")
+    assert re.match(expected, reason), reason

@@ -13,7 +13,8 @@ from tasks.artifacts.code import RecipeCode
 from tasks.config import Pipeline
 from tasks.errors import CommandFailed, ConfigError
 from tasks.stage import Identity, Site
-from tasks.toolchain.torchrun import agent_signal, first_cause
+from tasks.toolchain.interruptions import Interruptions, settle
+from tasks.toolchain.torchrun import agent_signal, cause_among, failures
 
 PIPELINE = {
     "name": "small",
@@ -116,7 +117,8 @@ def failure(*lines: str, ended: str = "exit status 1", log: Path | None = None, 
 def tell(output: Path, attempt: int, rank: int, message: str, *, symptom: bool = False, time: float = 0.0, **more):
     folder = output / "failures"
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"message": message, "hint": None, "rank": rank, "symptom": symptom, "suspect": None, "time": time, **more}
+    told = {"message": message, "hint": None, "rank": rank, "symptom": symptom, "suspect": None, "time": time}
+    told |= {"pid": 70 + rank, **more}
     (folder / f"{attempt}-{rank}.json").write_text(json.dumps(told))
 
 
@@ -130,19 +132,19 @@ E1130 17:50:28 6864 torch/distributed/elastic/multiprocessing/api.py:1002] faile
 
 
 def test_a_cause_is_believed_before_a_symptom_and_the_earlier_before_the_later(tmp_path):
-    assert first_cause(tmp_path, ()) is None
+    assert cause_among(failures(tmp_path), ()) is None
     tell(tmp_path, 0, 0, "of an earlier attempt")
     tell(tmp_path, 1, 0, "rank 2 did not come", symptom=True, time=1.0)
     tell(tmp_path, 1, 1, "the second", time=3.0)
     tell(tmp_path, 1, 2, "the first", time=2.0)
-    cause = first_cause(tmp_path, ())
+    cause = cause_among(failures(tmp_path), ())
     assert cause is not None
     assert cause.text == "the first"
 
 
 def test_how_a_silent_rank_ended_is_read_from_torchruns_report(tmp_path):
     tell(tmp_path, 0, 0, "rank 1 has ended without a word", symptom=True, suspect=1, suspect_pid=72)
-    cause = first_cause(tmp_path, TORCHRUN.splitlines())
+    cause = cause_among(failures(tmp_path), TORCHRUN.splitlines())
     assert cause is not None
     assert cause.text == "rank 1 was killed by SIGKILL"
 
@@ -152,10 +154,20 @@ def test_a_signal_to_torchrun_is_read_from_its_traceback():
     assert agent_signal(["nothing"]) is None
 
 
+def folders(at: Site) -> tuple[Path, Path]:
+    return at.work / "train" / "output", at.work / "train" / "work"
+
+
+def started(at: Site) -> Interruptions:
+    attendant = step(at).attendant
+    assert isinstance(attendant, Interruptions)
+    folders(at)[0].mkdir(parents=True, exist_ok=True)
+    attendant.starting()
+    return attendant
+
+
 def after(at: Site):
-    asked = step(at).after_failure
-    assert asked is not None
-    return asked
+    return started(at).failed
 
 
 def checkpoint(at: Site, step_number: int) -> None:
@@ -202,6 +214,73 @@ def test_a_failure_is_told_with_its_first_cause_and_the_kernels_kill(tmp_path):
     with pytest.raises(CommandFailed) as caught:
         after(at)(killed)
     assert caught.value.cause == "out of memory: the kernel killed a process\nrank 1 was killed by SIGKILL"
+
+
+DIED = "E1130 17:50:28 68 multiprocessing/api.py:1002] failed (exitcode: {}) local_rank: {} (pid: {}) of binary: x"
+
+
+def test_a_worker_that_only_torchrun_saw_end_is_told_of(tmp_path):
+    at = site(tmp_path)
+    attendant = started(at)
+    attendant.line("going on from the checkpoint of step 7 with 2 ranks")
+    attendant.line(DIED.format(-9, 1, 71))
+    assert settle(*folders(at)) == [
+        {"reason": "local rank 1 was killed by SIGKILL", "checkpoint": None, "rank": 1},
+    ]
+
+
+def test_a_sign_of_life_says_which_rank_it_was_and_where(tmp_path):
+    at = site(tmp_path)
+    attendant = started(at)
+    checkpoint(at, 7)
+    (folders(at)[1] / "ranks").mkdir()
+    beat = {"rank": 3, "pid": 71, "phase": "forward", "step": 9}
+    (folders(at)[1] / "ranks" / "rank-3.json").write_text(json.dumps(beat))
+    attendant.line(DIED.format(5, 1, 71))
+    assert settle(*folders(at)) == [
+        {"reason": 'rank 3 exited with status 5 in the phase "forward" of step 9', "checkpoint": "step-00000007",
+         "rank": 3},
+    ]  # fmt: skip
+
+
+def test_the_first_cause_takes_the_place_of_the_victim_that_torchrun_named(tmp_path):
+    at = site(tmp_path)
+    attendant = started(at)
+    attendant.line(DIED.format(1, 0, 70))
+    tell(folders(at)[0], 0, 0, "rank 1 is stopped", symptom=True, suspect=1, suspect_pid=71)
+    attendant.line(DIED.format(1, 0, 80))
+    tell(folders(at)[0], 1, 0, "rank 0 failed: OverflowError", pid=80)
+    assert [(entry["rank"], entry["reason"]) for entry in settle(*folders(at))] == [
+        (1, "rank 1 is stopped"),
+        (0, "rank 0 failed: OverflowError"),
+    ]
+
+
+def test_what_befell_earlier_runs_of_the_same_build_is_told_too(tmp_path):
+    at = site(tmp_path)
+    started(at)  # and killed: nothing says how it ended
+    failed = started(at)
+    failed.line(DIED.format(-11, 0, 70))
+    with pytest.raises(CommandFailed, match="local rank 0 was killed by SIGSEGV"):
+        failed.failed(failure())
+    cancelled = started(at)
+    assert cancelled.failed(failure(ended="cancelled")) is None
+    started(at)
+    assert [entry["reason"] for entry in settle(*folders(at))] == [
+        "the run that trained was killed",
+        "local rank 0 was killed by SIGSEGV",
+        "training ended: cancelled",
+    ]
+    assert len(settle(*folders(at))) == 3
+
+
+def test_a_lost_rendezvous_is_met_again_and_a_port_in_use_is_not(tmp_path):
+    lost = "rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."
+    at = site(tmp_path)
+    assert started(at).failed(failure(lost, log=tmp_path / "log")) == "the rendezvous was lost"
+    in_use = failure("name: EADDRINUSE, message: address already in use", lost, log=tmp_path / "other")
+    with pytest.raises(CommandFailed):
+        started(at).failed(in_use)
 
 
 WEIGHTS = (2).to_bytes(8, "little") + b"{}"
