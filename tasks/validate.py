@@ -7,7 +7,6 @@ again. The test split is read here and on servers, nowhere else.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def _steps(site: Site) -> tuple[Step, ...]:
     trained, on_onnx = site.materials["train"], {"onnx": str(site.materials["export"] / evaluation.GRAPH)}
     on_onnx["runtime"] = "onnxruntime"
 
-    def measured_on(name: str, what: str, more: Mapping[str, Any]) -> Step:
+    def measured_on(name: str, what: str, more: dict[str, Any]) -> Step:
         return program_step(
             site,
             "evaluate",
@@ -56,11 +55,11 @@ def _steps(site: Site) -> tuple[Step, ...]:
         on_pytorch = {"runtime": "pytorch", "weights": str(trained / evaluation.WEIGHTS), "write_golden": True}
         first = measured_on("pytorch", "PyTorch", on_pytorch)
         compared = {"compare_golden": evaluation.golden_file(first.output)}
-        steps = (first, measured_on("onnx", "ONNX Runtime", on_onnx | compared))
+        steps = [first, measured_on("onnx", "ONNX Runtime", on_onnx | compared)]
     else:  # there is nothing but the graph to measure others by
         first = measured_on("onnx", "ONNX Runtime", on_onnx | {"write_golden": True})
         compared = {"compare_golden": evaluation.golden_file(first.output)}
-        steps = (first,)
+        steps = [first]
     return (*steps, *kind_of(pipeline).evaluations(site, job | compared, timeout_seconds=timeout_seconds))
 
 

@@ -11,11 +11,13 @@ Only a graph that passed everything is left in `output`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 # onnxscript's and the exporter's logs mention optional packages that are none of the user's concern.
 os.environ.setdefault("TORCH_LOGS", "-torch.onnx")
 
+import onnx
 import onnxruntime
 import onnxscript
 import torch
@@ -50,7 +52,10 @@ def main(job: ExportJob) -> None:
     progress(0, STEPS[0])
     with notes.timed("load"):
         recipe = load_recipe(job["recipe"])
-        given = read_graph(Path(job["onnx"])) if "onnx" in job else None
+        given = read_graph(Path(job["onnx"]), recipe) if "onnx" in job else None
+        if given is not None:  # its declarations are cheap to check, and tell more than an answer that fails
+            opset = opset_of(given)
+            _arrange(given, axes, [value.name for value in given.graph.output], recipe, opset)
         model = _model(recipe, job, axes, threads)
         model.eval()
         data = recipe.data("validation", list(axes.inputs))  # the test split is for gates only
@@ -62,22 +67,13 @@ def main(job: ExportJob) -> None:
 
     sample = examples.make(axes.traced())
     names = recipe.output_names(model, sample)
-    if given is not None:
-        proto, opset = given, opset_of(given)
-    else:
-        progress(2, STEPS[2])
-        with notes.timed("capture"):
-            program = trace(recipe, model, sample, axes)
-        progress(3, STEPS[3])
-        with notes.timed("translate"):
-            proto = to_onnx(recipe, program, opset)
+    proto = given if given is not None else _translated(recipe, model, sample, axes, opset, notes, progress)
 
     progress(4, STEPS[4])
     with notes.timed("graph_checks"):
         places = sources(proto, recipe.folder)
-        clean(proto)
-        arrange(proto, axes, names, recipe.outputs)
-        check_graph(proto, axes, opset)
+        if given is None:
+            _arrange(proto, axes, names, recipe, opset)
         path = save(proto, output)
         passed = False
         try:
@@ -111,3 +107,27 @@ def _model(recipe: Recipe, job: ExportJob, axes: Axes, threads: int) -> nn.Modul
     model = recipe.model(list(axes.inputs))
     load_weights(model, Path(job["weights"]), kind="export refused")
     return model
+
+
+def _arrange(proto: onnx.ModelProto, axes: Axes, names: Sequence[str], recipe: Recipe, opset: int) -> None:
+    clean(proto)
+    arrange(proto, axes, names, recipe.outputs)
+    check_graph(proto, axes, opset)
+
+
+def _translated(
+    recipe: Recipe,
+    model: nn.Module,
+    sample: dict[str, torch.Tensor],
+    axes: Axes,
+    opset: int,
+    notes: Notes,
+    progress: Progress,
+) -> onnx.ModelProto:
+    """The model as a graph."""
+    progress(2, STEPS[2])
+    with notes.timed("capture"):
+        program = trace(recipe, model, sample, axes)
+    progress(3, STEPS[3])
+    with notes.timed("translate"):
+        return to_onnx(recipe, program, opset)

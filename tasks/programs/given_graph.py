@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from .export_eager import refused
 from .export_runtime import open_session
+from .failures import names
+from .recipe import Recipe
 
 
 class GivenGraph(nn.Module):
@@ -27,16 +29,24 @@ class GivenGraph(nn.Module):
         return {name: torch.from_numpy(value) for name, value in zip(self._names, values, strict=True)}
 
 
-def read_graph(path: Path) -> ModelProto:
-    """The file as a message, weights beside it included."""
+def read_graph(path: Path, recipe: Recipe) -> ModelProto:
+    """The file as a message, weights beside it included; refused where it gives other outputs than the recipe names."""
     try:
-        return onnx.load(path)
+        proto = onnx.load(path)
     except Exception as error:  # protobuf's, and of several kinds
         raise refused(
             f"it cannot be read as an ONNX graph: {error}",
             hint="write it with torch.onnx.export or onnx.save",
             where=path.name,
         ) from error
+    given = [value.name for value in proto.graph.output]
+    if sorted(given) != sorted(recipe.outputs):
+        raise refused(
+            f"it gives {names(given)}; the recipe's outputs are {names(recipe.outputs)}",
+            hint="name the graph's outputs as the recipe does",
+            where=path.name,
+        )
+    return proto
 
 
 def opset_of(proto: ModelProto) -> int:

@@ -57,7 +57,7 @@ def record(error: BaseException, job: dict[str, Any]) -> int:
         from .beats import suspect as find_suspect  # needs torch, which may be what failed
 
         suspect = find_suspect(work, rank)
-        failure = lost_peer(error, suspect)
+        failure = lost_peer(error, suspect, job)
     else:
         failure = unexpected(error, job, rank)
     found: RankFailure = {
@@ -90,11 +90,12 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and not LOADER_DIED.search(str(error)) and bool(LOST_PEER.search(str(error)))
 
 
-def lost_peer(error: BaseException, suspect: Suspect | None) -> ProgramFailed:
+def lost_peer(error: BaseException, suspect: Suspect | None, job: dict[str, Any]) -> ProgramFailed:
     if suspect is None:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         return ProgramFailed("training failed", f"another rank could not be reached: {first}")
     hint = "if it was only slow, raise train.collective_timeout_seconds" if suspect.alive else None
+    hint = _less_memory(job) if suspect.out_of_memory else hint
     return ProgramFailed("training failed", f"rank {suspect.rank} {suspect.told}", hint=hint)
 
 
@@ -126,18 +127,22 @@ def _out_of_memory(text: str, job: dict[str, Any], rank: int) -> ProgramFailed:
 
     import torch
 
-    batch_size = job.get("config", {}).get("batch_size")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     memory = f"its peak was {peak:.1f} GB"
     if "CUDA" in text and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         memory = f"its peak was {torch.cuda.max_memory_allocated() / 1e9:.1f} GB of the GPU's {total / 1e9:.1f} GB"
-    half = f"try train.batch_size {max(1, batch_size // 2)} (it is {batch_size}), or " if batch_size else ""
     return ProgramFailed(
         "training failed",
         f"rank {rank} ran out of memory; {memory}: {(text.splitlines() or ['MemoryError'])[0][:300]}",
-        hint=f"{half}the same batch in more parts with train.gradient_accumulation_steps",
+        hint=_less_memory(job),
     )
+
+
+def _less_memory(job: dict[str, Any]) -> str:
+    batch_size = job.get("config", {}).get("batch_size")
+    half = f"try train.batch_size {max(1, batch_size // 2)} (it is {batch_size}), or " if batch_size else ""
+    return f"{half}the same batch in more parts with train.gradient_accumulation_steps"
 
 
 def _tell_torchrun(failure: ProgramFailed) -> None:

@@ -38,7 +38,7 @@ OUTLIVES = "ENGINEHOUSE_OUTLIVES"
 """The environment variable that marks a process, and all that it starts, as meant to outlive the run; its value is the
 path of the process's record."""
 PRIVATE_TMP = "ENGINEHOUSE_PRIVATE_TMP"
-"""The environment variable that asks for a TMPDIR of the child's own, which goes with it: what is killed cannot clean up
+"""The environment variable that asks for a TMPDIR of the child's own, which goes with it: the killed leave their files
 (torchrun's logs, W&B's files), and a machine that trains every night fills up."""
 SOCKET_PATH = 107 - len("/pymp-12345678/listener-12345678")
 """How long a TMPDIR may be: processes that load data open sockets in it, whose paths the kernel limits."""
