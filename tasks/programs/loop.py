@@ -238,7 +238,8 @@ class Training:
         rows = [Row(*row) for row in self.world.exchange(list(mine))]
         if steps := [int(row.bad_step) for row in rows if row.bad_step]:
             raise self.diverged("the loss is not finite", min(steps))
-        self.slowness.look([row.own_seconds for row in rows], pace.window_seconds)
+        if pace.stepped:  # at the end of an epoch there may be nothing to compare
+            self.slowness.look([row.own_seconds for row in rows], pace.window_seconds)
         slowest = max(row.seconds for row in rows)
         self.meet_at = at.step + max(1, min(1000, int(MEET_EVERY / max(slowest, 1e-6))))
         pace.met()
@@ -249,6 +250,7 @@ class Training:
         at = self.at
         train_loss = sum(row.loss_sum for row in self.meet()) / len(self.train_data)
         validation_loss, numbers = self.validate()
+        self.pace.met()  # what validation took is no step's time
         at.history.append(
             {
                 "epoch": at.epoch,

@@ -87,7 +87,13 @@ def is_lost_peer(error: BaseException) -> bool:
     """Whether an exception says no more than that a peer did not answer."""
     if type(error).__name__ in DISTRIBUTED:
         return True
-    return isinstance(error, RuntimeError) and not LOADER_DIED.search(str(error)) and bool(LOST_PEER.search(str(error)))
+    return isinstance(error, RuntimeError) and not loader_died(error) and bool(LOST_PEER.search(str(error)))
+
+
+def loader_died(error: BaseException) -> re.Match[str] | None:
+    """What torch says of a loading process that ended; the exception behind the one that is raised knows the signal."""
+    found = [LOADER_DIED.search(str(one)) for one in (error, error.__cause__, error.__context__)]
+    return max((match for match in found if match), key=lambda match: match[2] is not None, default=None)
 
 
 def lost_peer(error: BaseException, suspect: Suspect | None, job: dict[str, Any]) -> ProgramFailed:
@@ -102,8 +108,8 @@ def lost_peer(error: BaseException, suspect: Suspect | None, job: dict[str, Any]
 def unexpected(error: BaseException, job: dict[str, Any], rank: int) -> ProgramFailed:
     """What is neither the user's to mend for certain nor a lost peer: told with its cause where that is known."""
     text = str(error).strip()
-    if died := LOADER_DIED.search(text):
-        how = f"was killed by {died[2]}" if died[2] else "ended"
+    if died := loader_died(error):
+        how = f"was ended by a signal ({died[2]})" if died[2] else "ended"
         return ProgramFailed(
             "training failed",
             f"a data loading process of rank {rank} (pid {died[1].strip()}) {how}",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from tasks.errors import CommandFailed
+from tasks.toolchain.command import usual_cause
 from tasks.toolchain.torchrun import (
     agent_signal,
     cause_among,
@@ -118,8 +119,9 @@ class Interruptions:
         parts = [] if cause is None else [cause.text, *([cause.hint] if cause.hint else [])]
         if cause is None and self._deaths:
             parts = [_read(self.work)[-1]["reason"]]
-        if failure.cause is not None and (cause is None or "memory" in failure.cause):
-            parts.insert(0, failure.cause)
+        usual = failure.cause or usual_cause(lines)  # torchrun's own report may be longer than what `command.run` saw
+        if usual is not None and (cause is None or "memory" in usual):
+            parts.insert(0, usual)
         return CommandFailed(
             failure.what,
             argv=failure.argv,

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 
 import psutil
@@ -185,6 +186,17 @@ def test_the_record_holds_curves_and_what_was_used(reference):
     assert all(of_rank["peak_memory_mb"] > 50 for of_rank in usage)
     assert reference.details["world_sizes"] == [[1, 2]]
     assert reference.details["interruptions"] == []
+
+
+@pytest.mark.slow
+def test_a_port_that_another_program_has_is_named_as_the_cause(trainee):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(CommandFailed) as caught:
+            trainee.train(f"train.rdzv_endpoint={endpoint}", 'train.nnodes="1:2"')
+    assert caught.value.cause == "a port is in use by another process"
 
 
 def random_victims(count):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,24 @@ def test_the_command_is_torchruns_with_a_rendezvous_of_its_own(tmp_path):
     assert planned.env["OMP_NUM_THREADS"] == "3"
 
 
+def test_several_machines_meet_where_the_pipeline_says_and_others_can_join(tmp_path):
+    fields = {"nnodes": "1:3", "rdzv_endpoint": "host-a:29400", "rdzv_conf": "join_timeout=60", "batch_size": 12}
+    planned = step(site(tmp_path, **fields))
+    meeting = "--rdzv-backend c10d --rdzv-endpoint host-a:29400 --rdzv-id small --rdzv-conf is_host={},join_timeout=60"
+    assert f"{meeting.format('true')} --nnodes 1:3 --nproc-per-node 1 " in shlex.join(planned.argv)
+    assert planned.attendant is not None
+    planned.job_file.parent.joinpath("train", "work").mkdir(parents=True)
+    told = planned.attendant.starting()
+    assert told == f"other machines take part with: sh {tmp_path}/work/train/join.sh"
+    script = (tmp_path / "work" / "train" / "join.sh").read_text()
+    assert f"{meeting.format('false')} --nnodes 1:3 --nproc-per-node 1 " in script
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in script
+    planned.job_file.touch()
+    fake = tmp_path / "once.sh"
+    fake.write_text(re.sub(r"(?m)^    .* && exit 0$", f"    rm {planned.job_file}", script))
+    subprocess.run(["sh", str(fake)], check=True, timeout=20)  # it ends with the job
+
+
 def test_a_program_of_the_users_stands_where_ours_would(tmp_path):
     planned = step(site(tmp_path, script="mine/train.py", args=["--lr", "0.1"]))
     assert planned.argv[-4:] == ("-u", f"{tmp_path}/mine/train.py", "--lr", "0.1")
@@ -79,7 +99,7 @@ PLACED = {
     "num_workers": 2, "checkpoint": {"every_steps": 5}, "max_restarts": 0, "collective_timeout_seconds": 5.0,
     "preemption_signal": "USR1", "preemption_grace_seconds": 3.0, "log_every_steps": 5,
     "trackers": [{"kind": "mlflow"}], "profile": {"steps": [1, 2]}, "timeout_minutes": 3.0,
-    "start_from": "small/train@1",
+    "start_from": "small/train@1", "rdzv_endpoint": "host-a:29400", "rdzv_conf": "join_timeout=60",
 }  # fmt: skip
 
 
@@ -99,6 +119,10 @@ IDENTITY = Identity(code=RecipeCode(train={}, metric={}, notes=()), data=None)
     ("fields", "says"),
     [
         ({"nproc_per_node": 2, "gradient_accumulation_steps": 3}, "expected a multiple of 6"),
+        ({"nnodes": 2}, "expected train.rdzv_endpoint beside it"),
+        ({"nnodes": "3:2", "rdzv_endpoint": "a:1"}, "expected a number of machines, or MIN:MAX such as 1:4, got '3:2'"),
+        ({"nnodes": 2, "rdzv_endpoint": "host-a"}, "expected HOST:PORT such as trainer-1:29400, got 'host-a'"),
+        ({"nnodes": "1:3", "rdzv_endpoint": "a:1"}, "expected a multiple of 3"),
         ({"args": ["--fast"]}, "expected train.script beside it"),
         ({"profile": {"steps": [9, 3]}}, "expected the first step before the last, got 9 and 3"),
     ],
@@ -305,6 +329,16 @@ def test_a_program_that_breaks_the_contract_is_told_which_part(weights, metrics,
     with pytest.raises(ConfigError, match=says) as caught:
         train.foreign_report(at, tmp_path)
     assert str(caught.value).startswith(f"{tmp_path}/train.py: train.script ended well, but ")
+
+
+def test_a_graph_may_take_the_weights_place_but_not_stand_beside_them(tmp_path):
+    at = site(tmp_path, script="train.py")
+    (tmp_path / "metrics.json").write_bytes(b"{}")
+    (tmp_path / "model.onnx").write_bytes(b"\x08")
+    assert train.foreign_report(at, tmp_path)["metrics"] == {}
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
+    with pytest.raises(ConfigError, match="left both "):
+        train.foreign_report(at, tmp_path)
 
 
 @pytest.mark.parametrize("written", [b'{"accuracy": 1}', b'{"metrics": {"accuracy": 1}, "history": []}'])

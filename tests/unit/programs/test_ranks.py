@@ -232,6 +232,6 @@ def test_a_data_loading_process_that_is_killed_is_named_with_its_rank(bench):
     output, statuses = run_ranks(made, 2, patience=25, timeout=6, num_workers=1)
     assert statuses[1] == 1
     told = json.loads((output / "failures" / "0-1.json").read_text())
-    assert re.match(r"a data loading process of rank 1 \(pid \d+\) was killed by signal: Killed", told["message"])
+    assert re.match(r"a data loading process of rank 1 \(pid \d+\) was ended by a signal \(Killed\)", told["message"])
     assert not told["symptom"]
     assert "/dev/shm" in told["hint"]
