@@ -5,9 +5,14 @@ A program of the user's may leave a graph instead, `model.onnx`.
 
 from __future__ import annotations
 
+import getpass
 import json
 import math
+import os
+import shutil
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,7 @@ from tasks import evaluation
 from tasks.artifacts.record import ArtifactRef
 from tasks.artifacts.store import ArtifactStore
 from tasks.config import Pipeline, as_json, keyed
-from tasks.errors import ConfigError, Problem
+from tasks.errors import ConfigError, Problem, ToolMissing
 from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step, move_to_product, program_step, read_json
 from tasks.toolchain import probe
 from tasks.toolchain.interruptions import Interruptions, settle
@@ -121,6 +126,10 @@ def _steps(site: Site) -> tuple[Step, ...]:
         "OMP_NUM_THREADS": str(train.num_threads),
         JOB_VARIABLE: str(site.work / f"{NAME}.json"),
     }
+    if train.compile:
+        # Where torch keeps it by itself; but the child's TMPDIR goes with the child, and compiling takes a minute.
+        usual = str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
+        env["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", usual)
     meeting = None
     if train.rdzv_endpoint is not None:
         meeting = Meeting(endpoint=train.rdzv_endpoint, name=pipeline.name, conf=train.rdzv_conf)
@@ -154,6 +163,19 @@ def _steps(site: Site) -> tuple[Step, ...]:
         metrics = str(work / "metrics.jsonl")
         steps.append(program_step(site, "curves", what="the plot", job={"metrics": metrics}, timeout_seconds=300))
     return tuple(steps)
+
+
+def _check(pipeline: Pipeline) -> None:
+    """`torch.compile` writes C++ and has it compiled, for a GPU too: better said now than after an hour of loading."""
+    if not pipeline.train.compile:
+        return
+    compiler = os.environ.get("CXX", "g++")
+    mend = "Debian: apt-get install g++ python3-dev; or set train.compile: false"
+    if shutil.which(compiler) is None:
+        raise ToolMissing(compiler, why="train.compile needs a C++ compiler (another one is named by $CXX)", mend=mend)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        raise ToolMissing(str(header), why="what train.compile makes is compiled against Python's headers", mend=mend)
 
 
 def python_script(file: Path, arguments: Sequence[str]) -> tuple[str, ...]:
@@ -237,4 +259,5 @@ STAGE = KeyedStage(
     parts=_parts,
     steps=_steps,
     collect=_collect,
+    check=_check,
 )

@@ -7,13 +7,15 @@ import random
 import re
 import signal
 import socket
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tasks.errors import CommandFailed, ConfigError
-from tests.integration.training import PIPELINE, RECIPE, Trainee, kill
+from tests.integration.training import PIPELINE, RECIPE, Trainee, kill, memory_limit
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +197,46 @@ def test_a_port_that_another_program_has_is_named_as_the_cause(trainee):
         taken.listen()
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(CommandFailed) as caught:
-            trainee.train(f"train.rdzv_endpoint={endpoint}", 'train.nnodes="1:2"')
+            trainee.train(f"train.rdzv_endpoint={endpoint}", 'train.nnodes="1:2"', "train.batch_size=12")
     assert caught.value.cause == "a port is in use by another process"
+
+
+@pytest.mark.slow
+def test_what_the_kernel_kills_for_want_of_memory_is_told_with_the_rank_and_a_mend(trainee):
+    greedy = RECIPE.replace(
+        "        time.sleep(0.03)",
+        '        if __import__("os").environ["RANK"] == "1" and torch.is_grad_enabled():\n'
+        "            self.held = [*getattr(self, 'held', []), torch.ones(1 << 25)]  # 128 MB more with each step\n"
+        "        time.sleep(0.6)",
+    )
+    (trainee.folder / "recipe.py").write_text(greedy.replace('{"x": row}', '{"input": row}'))
+    (trainee.folder / "pipeline.yaml").write_text(PIPELINE.replace("max_epochs", "max_restarts: 0, max_epochs"))
+    with memory_limit(1800) as within:
+        run = trainee.start(around=within)
+        run.wait(120)
+    told = (trainee.folder / "orchestrator.log").read_text()
+    assert run.returncode == 1, told
+    assert "out of memory: the kernel killed a process of this control group" in told
+    assert re.search(r"rank 1 (was killed by the kernel, out of memory; it had \d|was killed by SIGKILL)", told), told
+    if "rank 1 was killed by the kernel" in told:  # where the other rank lived to tell
+        assert "try train.batch_size 5 (it is 10)" in told
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_what_the_plain_one_does(trainee, reference):
+    record = trainee.train("train.compile=true", "train.max_epochs=2")
+    losses = [[entry["train_loss"] for entry in of.details["history"][:2]] for of in (record, reference)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_in_the_temporary_folder_whoever_is_killed(trainee, monkeypatch):
+    with tempfile.TemporaryDirectory() as temporary:  # not pytest's: its path leaves no room for that of a socket
+        monkeypatch.setenv("TMPDIR", temporary)
+        thread = trainee.at_step(1, lambda beat: os.kill(trainee.parent(beat["pid"]), signal.SIGKILL))
+        trainee.train("train.max_epochs=1")
+        thread.join()
+        assert list(Path(temporary).iterdir()) == []
 
 
 def random_victims(count):

@@ -13,7 +13,7 @@ import pytest
 from tasks import train
 from tasks.artifacts.code import RecipeCode
 from tasks.config import Pipeline
-from tasks.errors import CommandFailed, ConfigError
+from tasks.errors import CommandFailed, ConfigError, ToolMissing
 from tasks.stage import Identity, Site
 from tasks.toolchain.interruptions import Interruptions, settle
 from tasks.toolchain.torchrun import agent_signal, cause_among, failures
@@ -110,6 +110,16 @@ def test_what_changes_the_result_is_keyed_and_nothing_else(field, tmp_path):
 
     changed = key(site(tmp_path, **{field: {**KEYED, **PLACED}[field]}))
     assert (changed != key(site(tmp_path))) is (field in KEYED)
+
+
+def test_compiling_asks_for_a_compiler_before_anything_is_trained(tmp_path, monkeypatch):
+    check = train.STAGE.check
+    check(site(tmp_path, compile=True).pipeline)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    check(site(tmp_path).pipeline)
+    with pytest.raises(ToolMissing, match=r"g\+\+ is missing: train.compile needs a C\+\+ compiler"):
+        check(site(tmp_path, compile=True).pipeline)
 
 
 IDENTITY = Identity(code=RecipeCode(train={}, metric={}, notes=()), data=None)
