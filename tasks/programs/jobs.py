@@ -64,6 +64,9 @@ class Progress(TypedDict):
     total: int
     text: str
     metrics: dict[str, float]
+    samples_per_second: NotRequired[float]
+    """Of a training: since the ranks met before."""
+    seconds_left: NotRequired[float]
 
 
 class Notes(TypedDict):
