@@ -128,13 +128,12 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
 def candidate_of(job: Job, products: Mapping[str, ArtifactRef], *, version: int, config: str) -> Candidate:
     """Return what a server has to show, with the numbers that were measured before."""
     validation = job.store.path(products["validate"])
-    measured = validate.measured(validation)["metrics"]
     return Candidate(
         model=job.pipeline.model,
         version=version,
         config=config,
         validation=validation,
-        expected={name: values["pytorch"] for name, values in measured.items()},
+        expected=validate.expected(validate.measured(validation)),
     )
 
 

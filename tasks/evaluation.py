@@ -11,6 +11,16 @@ BATCH_SIZE = 64
 """Rows per call; the program lowers it to the largest declared batch."""
 
 
+WEIGHTS, GRAPH = "model.safetensors", "model.onnx"
+"""What the product of `train` is: weights for the recipe's model, or a graph that a program of the user's left."""
+
+
+def trained_graph(trained: Path) -> Path | None:
+    """The graph in a product of `train`, where there is one; it has no weights then."""
+    graph = trained / GRAPH
+    return graph if graph.is_file() else None
+
+
 def recipe_spec(pipeline: Pipeline) -> str:
     """`/abs/recipe.py:Digits`, as every program takes it."""
     return f"{pipeline.recipe_file}:{pipeline.recipe_attribute}"

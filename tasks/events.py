@@ -3,7 +3,7 @@
 Every event is a flat dictionary of JSON values with a `type`; `flows` decides how each is shown. The types:
 
     stage_started   stage, why            a stage is being built; `why` names what changed
-    progress        stage, done, total, text, metrics
+    progress        stage, done, total, text, metrics; of a training also samples_per_second, seconds_left
     line            stage, line           one line that a child process printed
     stage_ended     stage, state, artifact, seconds, metrics
     note            text                  something a person should know that is no error

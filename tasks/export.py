@@ -26,10 +26,12 @@ def _parts(pipeline: Pipeline, identity: Identity) -> KeyParts:
 
 
 def _steps(site: Site) -> tuple[Step, ...]:
-    pipeline = site.pipeline
+    pipeline, trained = site.pipeline, site.materials["train"]
+    graph = evaluation.trained_graph(trained)
+    source = {"weights": str(trained / evaluation.WEIGHTS)} if graph is None else {"onnx": str(graph)}
     job = {
         "recipe": evaluation.recipe_spec(pipeline),
-        "weights": str(site.materials["train"] / "model.safetensors"),
+        **source,
         **evaluation.tensors(pipeline),
         "opset_version": pipeline.export.opset_version,
         "parity": as_json(pipeline.gates.parity),

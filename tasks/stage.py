@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from tasks.artifacts.code import RecipeCode
 from tasks.artifacts.key import StageKey
@@ -65,6 +65,23 @@ class Site:
         return self.work / "product"
 
 
+class Attendant(Protocol):
+    """Stays with a step's child process, and may have it started again."""
+
+    def starting(self) -> str | None:
+        """The child is about to start; may return a line to tell."""
+        ...
+
+    def line(self, line: str) -> None:
+        """The child said something."""
+        ...
+
+    def failed(self, failure: CommandFailed) -> str | None:
+        """Why the child shall be started again, or None where the failure stands; may raise an error that explains it
+        better."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One child process of a stage."""
@@ -83,9 +100,8 @@ class Step:
     env: Mapping[str, str] = field(default_factory=dict)
     grace_seconds: float = 10.0
     """How long it may go on after it was asked to end."""
-    after_failure: Callable[[CommandFailed], str | None] | None = None
-    """Asked when the child failed: why it shall be started again, or None where the failure stands. May raise an error
-    that explains it better."""
+    attendant: Attendant | None = field(default=None, compare=False)
+    """Who sees it start, speak and fail."""
     transcript: Path | None = None
     """A file that gets this step's lines alone, for whoever reads them afterwards; the log gets them anyway."""
     explain: Callable[[CommandFailed], Exception] | None = field(default=None, compare=False)
@@ -242,8 +258,10 @@ def _run_once(step: Step, *, log: Path, on_line: Callable[[str], None], run: com
         folder.mkdir(parents=True, exist_ok=True)
     # Not canonical JSON: that sorts, and a graph has its inputs in the order in which the job names them.
     step.job_file.write_text(json.dumps(dict(step.job), indent=1) + "\n")
+    if step.attendant is not None and (told := step.attendant.starting()) is not None:
+        on_line(told)
     try:
-        with _transcribed(step.transcript, on_line) as each_line:
+        with _transcribed(step.transcript, _attended(step.attendant, on_line)) as each_line:
             run(
                 step.argv,
                 log=log,
@@ -254,7 +272,7 @@ def _run_once(step: Step, *, log: Path, on_line: Callable[[str], None], run: com
                 grace=step.grace_seconds,
             )
     except CommandFailed as failure:
-        again = step.after_failure(failure) if step.after_failure is not None else None
+        again = step.attendant.failed(failure) if step.attendant is not None else None
         if again is not None:
             return again
         explained = step.output / "error.json"
@@ -264,6 +282,17 @@ def _run_once(step: Step, *, log: Path, on_line: Callable[[str], None], run: com
             raise nearer from failure
         raise
     return None
+
+
+def _attended(attendant: Attendant | None, on_line: Callable[[str], None]) -> Callable[[str], None]:
+    if attendant is None:
+        return on_line
+
+    def each_line(line: str) -> None:
+        attendant.line(line)
+        on_line(line)
+
+    return each_line
 
 
 @contextmanager
@@ -321,7 +350,7 @@ def program_step(
     env: Mapping[str, str] | None = None,
     python: Path | None = None,
     grace_seconds: float = 10.0,
-    after_failure: Callable[[CommandFailed], str | None] | None = None,
+    attendant: Attendant | None = None,
 ) -> Step:
     """Return the step that runs one of `tasks/programs/`; `jobs.py` there says what the job holds.
 
@@ -343,10 +372,14 @@ def program_step(
         job={**job, "output": str(output), "work": str(work)},
         job_file=job_file,
         makes=(work,),
-        env=env or {},
+        env={PRIVATE_TMP: "1", **(env or {})},
         grace_seconds=grace_seconds,
-        after_failure=after_failure,
+        attendant=attendant,
     )
+
+
+PRIVATE_TMP = "ENGINEHOUSE_PRIVATE_TMP"
+"""Asks the supervisor of a child for a TMPDIR that goes with it (tasks/programs/supervise.py)."""
 
 
 def read_json(path: Path) -> Any:

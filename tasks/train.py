@@ -1,22 +1,31 @@
-"""Stage `train`: the recipe's model, trained by torchrun, becomes `model.safetensors`."""
+"""Stage `train`: the recipe's model, trained by torchrun, becomes `model.safetensors`.
+
+A program of the user's may leave a graph instead, `model.onnx`.
+"""
 
 from __future__ import annotations
 
+import getpass
 import json
 import math
+import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+import sysconfig
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks import evaluation
 from tasks.artifacts.record import ArtifactRef
 from tasks.artifacts.store import ArtifactStore
-from tasks.config import Pipeline, Train, as_json, keyed
-from tasks.errors import CommandFailed, ConfigError, Problem
+from tasks.config import Pipeline, as_json, keyed
+from tasks.errors import ConfigError, Problem, ToolMissing
 from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step, move_to_product, program_step, read_json
 from tasks.toolchain import probe
-from tasks.toolchain.torchrun import ENVIRONMENT, agent_signal, end_of_log, failures, first_cause, torchrun_command
+from tasks.toolchain.interruptions import Interruptions, settle
+from tasks.toolchain.torchrun import ENVIRONMENT, Meeting, join_script, torchrun_command
 
 NAME = "train"
 START = "start_from"
@@ -25,7 +34,6 @@ JOB_VARIABLE = "ENGINEHOUSE_JOB"
 """The environment variable that names the job file to a training program of the user's."""
 CHAMPION = "champion"
 NUMBERS = 'expected numbers by name, such as {"accuracy": 0.97}'
-INTERRUPTIONS = "interruptions.jsonl"
 
 
 def starting_point(pipeline: Pipeline, store: ArtifactStore) -> ArtifactRef | None:
@@ -46,11 +54,13 @@ def starting_point(pipeline: Pipeline, store: ArtifactStore) -> ArtifactRef | No
     while pending:
         record = store.get_record(pending.pop())
         if record.stage == NAME and record.id in names:
+            if evaluation.trained_graph(store.path(names[record.id])) is not None:
+                break
             return names[record.id]
         pending += [material.record for material in record.materials.values()]
     raise ConfigError(
         Problem(
-            f"{named} was not made of anything trained: expected {CHAMPION}, or an artifact such as "
+            f"{named} was not made of weights that were trained here: expected {CHAMPION}, or an artifact such as "
             f"{pipeline.name}/{NAME}@1",
             file=pipeline.source,
             field="train.start_from",
@@ -75,7 +85,7 @@ def _job(site: Site) -> dict[str, Any]:
     return {
         "recipe": evaluation.recipe_spec(pipeline),
         "inputs": as_json(pipeline.inputs),
-        "weights": None if start is None else str(start / "model.safetensors"),
+        "weights": None if start is None else str(start / evaluation.WEIGHTS),
         "config": {
             "max_epochs": train.max_epochs,
             "batch_size": train.batch_size,
@@ -102,30 +112,70 @@ def _job(site: Site) -> dict[str, Any]:
     }
 
 
+def _folders(site: Site) -> tuple[Path, Path]:
+    """The job's `output` and `work`."""
+    return site.work / NAME / "output", site.work / NAME / "work"
+
+
 def _steps(site: Site) -> tuple[Step, ...]:
     pipeline, train = site.pipeline, site.pipeline.train
-    steps = [
-        program_step(
+    output, work = _folders(site)
+    own = None if train.script is None else python_script(pipeline.folder / train.script, train.args)
+    env = {
+        **ENVIRONMENT,
+        "OMP_NUM_THREADS": str(train.num_threads),
+        JOB_VARIABLE: str(site.work / f"{NAME}.json"),
+    }
+    if train.compile:
+        # Where torch keeps it by itself; but the child's TMPDIR goes with the child, and compiling takes a minute.
+        usual = str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
+        env["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", usual)
+    meeting = None
+    if train.rdzv_endpoint is not None:
+        meeting = Meeting(endpoint=train.rdzv_endpoint, name=pipeline.name, conf=train.rdzv_conf)
+
+    def training(*, keeps_store: bool, invitation: str | None = None) -> Step:
+        return program_step(
             site,
             NAME,
             what="training",
             job=_job(site),
             timeout_seconds=60 * train.timeout_minutes,
-            launcher=torchrun_command(nproc_per_node=train.nproc_per_node, max_restarts=train.max_restarts),
-            script=None if train.script is None else python_script(pipeline.folder / train.script, train.args),
-            env={
-                **ENVIRONMENT,
-                "OMP_NUM_THREADS": str(train.num_threads),
-                JOB_VARIABLE: str(site.work / f"{NAME}.json"),
-            },
+            launcher=torchrun_command(
+                nproc_per_node=train.nproc_per_node,
+                max_restarts=train.max_restarts,
+                nnodes=train.nnodes,
+                meeting=meeting,
+                keeps_store=keeps_store,
+            ),
+            script=own,
+            env=env,
             grace_seconds=train.preemption_grace_seconds,
-            after_failure=recovery(site, train),
+            attendant=Interruptions(output=output, work=work, allowed=train.max_restarts, invitation=invitation),
         )
-    ]
+
+    invitation = None
+    if meeting is not None:
+        guest = training(keeps_store=False)
+        invitation = join_script(guest.argv, env, guest.job_file)
+    steps = [training(keeps_store=True, invitation=invitation)]
     if probe.distribution_version("matplotlib") is not None:
-        metrics = str(site.work / NAME / "work" / "metrics.jsonl")
+        metrics = str(work / "metrics.jsonl")
         steps.append(program_step(site, "curves", what="the plot", job={"metrics": metrics}, timeout_seconds=300))
     return tuple(steps)
+
+
+def _check(pipeline: Pipeline) -> None:
+    """`torch.compile` writes C++ and has it compiled, for a GPU too: better said now than after an hour of loading."""
+    if not pipeline.train.compile:
+        return
+    compiler = os.environ.get("CXX", "g++")
+    mend = "Debian: apt-get install g++ python3-dev; or set train.compile: false"
+    if shutil.which(compiler) is None:
+        raise ToolMissing(compiler, why="train.compile needs a C++ compiler (another one is named by $CXX)", mend=mend)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        raise ToolMissing(str(header), why="what train.compile makes is compiled against Python's headers", mend=mend)
 
 
 def python_script(file: Path, arguments: Sequence[str]) -> tuple[str, ...]:
@@ -133,77 +183,13 @@ def python_script(file: Path, arguments: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, "-u", str(file), *arguments)
 
 
-def recovery(site: Site, train: Train) -> Callable[[CommandFailed], str | None]:
-    """Return what decides, after a failure, whether the training is started again; see `Step.after_failure`.
-
-    torchrun restarts workers by itself. What is left for here: a notice of preemption, and an agent that was killed.
-    Without progress between two of them it gives up after `train.max_restarts`.
-    """
-    output, work = site.work / NAME / "output", site.work / NAME / "work"
-
-    def after(failure: CommandFailed) -> str | None:
-        lines = end_of_log(failure.log)
-        error = output / "error.json"
-        told = json.loads(error.read_bytes()) if error.exists() else None
-        if failure.ended == "cancelled" or failure.ended.startswith("deadline"):
-            return None
-        if told is not None and told["kind"] == "preempted":
-            reason = told["message"]
-        elif told is not None:
-            return None  # it would fail again in the same way
-        elif failure.ended.startswith("killed by"):
-            reason = f"torchrun was {failure.ended}"
-        elif (name := agent_signal(lines)) is not None:
-            reason = f"torchrun got {name}"
-        else:
-            raise _explained(failure, output, lines) from failure
-        return _counted(work, reason, train.max_restarts)
-
-    return after
-
-
-def _explained(failure: CommandFailed, output: Path, lines: tuple[str, ...]) -> CommandFailed:
-    """The failure with its first cause, which torchrun does not know."""
-    cause = first_cause(output, lines)
-    parts = [] if cause is None else [cause.text, *([cause.hint] if cause.hint else [])]
-    if failure.cause is not None and (cause is None or "memory" in failure.cause):
-        parts.insert(0, failure.cause)
-    return CommandFailed(
-        failure.what,
-        argv=failure.argv,
-        ended=failure.ended,
-        log=failure.log,
-        last_lines=failure.last_lines,
-        cause="\n".join(parts) or None,
-    )
-
-
-def _counted(work: Path, reason: str, allowed: int) -> str | None:
-    """Write the interruption down; None where there were too many at the same checkpoint."""
-    work.mkdir(parents=True, exist_ok=True)
-    latest = work / "checkpoints" / "LATEST"
-    at = latest.read_text().strip() if latest.exists() else None
-    file = work / INTERRUPTIONS
-    with file.open("a") as log:
-        log.write(json.dumps({"reason": reason, "checkpoint": at}) + "\n")
-    before = _json_lines(file)
-    here = 0
-    for entry in reversed(before):
-        if entry["checkpoint"] != at:
-            break
-        here += 1
-    return reason if here <= allowed else None
-
-
-def _json_lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def _collect(site: Site) -> Built:
-    output, work = site.work / NAME / "output", site.work / NAME / "work"
+    output, work = _folders(site)
+    interruptions = settle(output, work)
     script = site.pipeline.train.script
     report = read_json(output / "metrics.json") if script is None else foreign_report(site, output)
-    move_to_product(site, {"model.safetensors": output / "model.safetensors"})
+    products = (evaluation.WEIGHTS, evaluation.GRAPH, f"{evaluation.GRAPH}.data")
+    move_to_product(site, {name: output / name for name in products if (output / name).is_file()})
     known = ("history", "epoch", "world_size", "world_sizes", "samples", "parameters")
     notes = work / "notes.json"
     kept = {name: work / name for name in ("metrics.jsonl", "trace.json")}
@@ -212,10 +198,7 @@ def _collect(site: Site) -> Built:
         metrics=report["metrics"],
         details={
             **{name: report[name] for name in known if name in report},
-            "interruptions": [
-                *_json_lines(work / INTERRUPTIONS),
-                *({"reason": failure["message"], "rank": failure["rank"]} for failure in failures(output)),
-            ],
+            "interruptions": interruptions,
             "notes": read_json(notes) if notes.exists() else {},
         },
         byproducts={name: path for name, path in kept.items() if path.is_file()},
@@ -234,10 +217,12 @@ def foreign_report(site: Site, output: Path) -> dict[str, Any]:
         return ConfigError(Problem(f"train.script ended well, but {message}", file=script, hint=hint))
 
     hint = f"its job, named by ${JOB_VARIABLE}, says under output where its products go (docs/training.md)"
-    weights, metrics = output / "model.safetensors", output / "metrics.json"
-    if not weights.is_file():
-        raise broken(f"left no {weights}", hint)
-    if not is_safetensors(weights):
+    weights, graph, metrics = (output / name for name in (evaluation.WEIGHTS, evaluation.GRAPH, "metrics.json"))
+    if not weights.is_file() and not graph.is_file():
+        raise broken(f"left no {weights}, and no {graph.name} either", hint)
+    if weights.is_file() and graph.is_file():
+        raise broken(f"left both {weights} and {graph.name}", "leave the weights, or the graph that is to be served")
+    if weights.is_file() and not is_safetensors(weights):
         raise broken(f"{weights} is no safetensors file", "write it with safetensors.torch.save_file")
     if not metrics.is_file():
         raise broken(f"left no {metrics}", hint)
@@ -274,4 +259,5 @@ STAGE = KeyedStage(
     parts=_parts,
     steps=_steps,
     collect=_collect,
+    check=_check,
 )

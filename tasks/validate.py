@@ -15,7 +15,7 @@ from tasks.config import Pipeline
 from tasks.engines import kind_of
 from tasks.errors import GateResult
 from tasks.gates import metric_gates, parity_gate
-from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step, program_step, read_json
+from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step, move_to_product, program_step, read_json
 from tasks.toolchain import probe
 
 RUNTIMES = ("pytorch", "onnx", "engine")
@@ -38,29 +38,29 @@ def _steps(site: Site) -> tuple[Step, ...]:
     pipeline = site.pipeline
     job = evaluation.job(pipeline)
     timeout_seconds = evaluation.timeout_seconds(pipeline)
-    on_pytorch = program_step(
-        site,
-        "evaluate",
-        name="pytorch",
-        what="the evaluation on PyTorch",
-        job=job
-        | {
-            "runtime": "pytorch",
-            "weights": str(site.materials["train"] / "model.safetensors"),
-            "write_golden": True,
-        },
-        timeout_seconds=timeout_seconds,
-    )
-    compared = job | {"compare_golden": evaluation.golden_file(on_pytorch.output)}
-    on_onnx = program_step(
-        site,
-        "evaluate",
-        name="onnx",
-        what="the evaluation on ONNX Runtime",
-        job=compared | {"runtime": "onnxruntime", "onnx": str(site.materials["export"] / "model.onnx")},
-        timeout_seconds=timeout_seconds,
-    )
-    return (on_pytorch, on_onnx, *kind_of(pipeline).evaluations(site, compared, timeout_seconds=timeout_seconds))
+    trained, on_onnx = site.materials["train"], {"onnx": str(site.materials["export"] / evaluation.GRAPH)}
+    on_onnx["runtime"] = "onnxruntime"
+
+    def measured_on(name: str, what: str, more: dict[str, Any]) -> Step:
+        return program_step(
+            site,
+            "evaluate",
+            name=name,
+            what=f"the evaluation on {what}",
+            job=job | more,
+            timeout_seconds=timeout_seconds,
+        )
+
+    if evaluation.trained_graph(trained) is None:
+        on_pytorch = {"runtime": "pytorch", "weights": str(trained / evaluation.WEIGHTS), "write_golden": True}
+        first = measured_on("pytorch", "PyTorch", on_pytorch)
+        compared = {"compare_golden": evaluation.golden_file(first.output)}
+        steps = [first, measured_on("onnx", "ONNX Runtime", on_onnx | compared)]
+    else:  # there is nothing but the graph to measure others by
+        first = measured_on("onnx", "ONNX Runtime", on_onnx | {"write_golden": True})
+        compared = {"compare_golden": evaluation.golden_file(first.output)}
+        steps = [first]
+    return (*steps, *kind_of(pipeline).evaluations(site, job | compared, timeout_seconds=timeout_seconds))
 
 
 def _collect(site: Site) -> Built:
@@ -76,12 +76,12 @@ def _collect(site: Site) -> Built:
     measured = {
         "metrics": metrics,
         "parity": {runtime: report["golden"] for runtime, report in reports.items() if report["golden"]},
-        "samples": reports["pytorch"]["samples"],
+        "samples": next(iter(reports.values()))["samples"],
     }
     site.product.mkdir(parents=True, exist_ok=True)
     (site.product / "report.json").write_text(json.dumps(measured, indent=1, sort_keys=True) + "\n")
-    for name in (evaluation.GOLDEN, evaluation.REQUEST):
-        (site.work / "pytorch" / "output" / name).rename(site.product / name)
+    golden = site.work / next(iter(reports)) / "output"
+    move_to_product(site, {name: golden / name for name in (evaluation.GOLDEN, evaluation.REQUEST)})
     return Built(
         metrics={f"{name}_{runtime}": value for name, values in metrics.items() for runtime, value in values.items()},
         details={"samples": measured["samples"]},
@@ -103,6 +103,11 @@ def measured(product: Path) -> dict[str, Any]:
     """Return this stage's report: `metrics` (per name and runtime), `parity` (per runtime), `samples`."""
     report: dict[str, Any] = read_json(product / "report.json")
     return report
+
+
+def expected(report: dict[str, Any]) -> dict[str, float]:
+    """Return each metric as the reference has it: PyTorch, or ONNX Runtime where training left a graph."""
+    return {name: next(iter(values[r] for r in RUNTIMES if r in values)) for name, values in report["metrics"].items()}
 
 
 def judge(pipeline: Pipeline, report: dict[str, Any]) -> list[GateResult]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PlainValidator, model_validator
 
 from tasks.config.fields import Keyed, Listed, Placement, PositiveInt, Settings
-from tasks.config.names import FolderText, Identifier, MetricName, Name, PathText, Text
+from tasks.config.names import EndpointText, FolderText, Identifier, MetricName, Name, NodesText, PathText, Text
 
 DType = Literal[
     "float16", "float32", "float64",
@@ -128,8 +128,12 @@ class Train(Settings):
     count as one; its name does not."""
     strategy: Keyed[Literal["ddp"]] = "ddp"
     """How the processes share the work: `ddp`, every process holds the whole model."""
-    nnodes: Keyed[Literal[1]] = 1
-    """Machines. One for now."""
+    nnodes: Keyed[PositiveInt | NodesText] = 1
+    """Machines, or `MIN:MAX`: as many as are there. More than one need `rdzv_endpoint` (docs/training.md)."""
+    rdzv_endpoint: Placement[EndpointText | None] = None
+    """`HOST:PORT`: where the machines meet, on the one that runs the pipeline."""
+    rdzv_conf: Placement[Text | None] = None
+    """More of torchrun's `--rdzv-conf`, such as `join_timeout=600,keep_alive_interval=5`."""
     nproc_per_node: Keyed[PositiveInt] = 1
     """Processes on each machine: one per GPU, or a few on a CPU."""
     device: Keyed[Literal["cpu", "cuda"]] = "cpu"
@@ -174,6 +178,11 @@ class Train(Settings):
     """A trace of torch's profiler, kept beside the build's log."""
     timeout_minutes: Placement[Annotated[float, Field(gt=0)]] = 24 * 60.0
     """The training is stopped after this long."""
+
+    @property
+    def max_nodes(self) -> int:
+        """Of how many machines it makes use at most."""
+        return int(str(self.nnodes).rpartition(":")[2])
 
 
 class Export(Settings):

@@ -115,8 +115,8 @@ class Pipeline(Settings):
 
     @property
     def world_size(self) -> int:
-        """Training processes on all machines together."""
-        return self.train.nnodes * self.train.nproc_per_node
+        """Training processes on all machines together; where their number may change, at most."""
+        return self.train.max_nodes * self.train.nproc_per_node
 
     @model_validator(mode="after")
     def _agrees(self) -> Pipeline:
@@ -150,6 +150,8 @@ def _training(pipeline: Pipeline) -> Iterator[tuple[tuple[str | int, ...], str]]
             f"{train.gradient_accumulation_steps} micro-batches of train.gradient_accumulation_steps: "
             f"expected a multiple of {size * train.gradient_accumulation_steps}",
         )
+    if train.nnodes != 1 and train.rdzv_endpoint is None:
+        yield ("train", "nnodes"), "several machines need a place to meet: expected train.rdzv_endpoint beside it"
     if train.args and train.script is None:
         yield ("train", "args"), "only a program of your own takes arguments: expected train.script beside it"
     if train.profile is not None and train.profile.steps[0] > train.profile.steps[1]:

@@ -19,6 +19,8 @@ from typing import Any, TypedDict
 
 import torch
 
+from .supervise import oom_kills
+
 EVERY = 0.5
 """Seconds between beats."""
 SILENT = 4.0
@@ -41,6 +43,9 @@ class Beat(TypedDict):
     since: float
     """When the phase began (seconds since the epoch)."""
     time: float
+    memory_mb: float
+    oom_kills: int
+    """How many processes of its control group the kernel had killed for want of memory when this rank began."""
 
 
 def attempt() -> str:
@@ -74,6 +79,8 @@ class Beats:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._now = ("starting", 0, time.time())
         self._end = threading.Event()
+        self._oom_kills = oom_kills()
+        self._memory_mb = 0.0
         self.usage = Usage()
         self._cpu = (time.monotonic(), sum(os.times()[:4]))
         self._thread = threading.Thread(target=self._beat_on, name="beats", daemon=True)
@@ -91,8 +98,8 @@ class Beats:
 
     def _beat_on(self) -> None:
         while not self._end.wait(EVERY):
-            self._write()
             self._sample()
+            self._write()
 
     def _write(self) -> None:
         phase, step, since = self._now
@@ -105,6 +112,8 @@ class Beats:
             "phase": phase,
             "since": since,
             "time": time.time(),
+            "memory_mb": round(self._memory_mb, 1),
+            "oom_kills": self._oom_kills,
         }
         temporary = self._folder / f".rank-{self._rank}.{os.getpid()}"
         temporary.write_text(json.dumps(beat))
@@ -116,7 +125,8 @@ class Beats:
         self._cpu = (now, used)
         self.usage.cpu_percent.append(100 * (used - used_before) / (now - before))
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        self.usage.peak_memory_mb = max(self.usage.peak_memory_mb, pages * os.sysconf("SC_PAGE_SIZE") / 1e6)
+        self._memory_mb = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+        self.usage.peak_memory_mb = max(self.usage.peak_memory_mb, self._memory_mb)
         if torch.cuda.is_available():
             with contextlib.suppress(ModuleNotFoundError, RuntimeError):  # no pynvml, or a driver that does not tell
                 self.usage.gpu_percent.append(torch.cuda.utilization())
@@ -143,6 +153,8 @@ class Suspect:
     told: str
     """What is known about it, as the end of a sentence that begins with the rank."""
     alive: bool
+    out_of_memory: bool = False
+    """Whether the kernel ended it for want of memory."""
 
     def end(self) -> None:
         """A rank that the others gave up on holds its place until it is gone; one that is stopped or hangs in a system
@@ -159,9 +171,14 @@ def suspect(work: Path, rank: int, *, patience: float = 1.5) -> Suspect | None:
     """
     until = time.monotonic() + patience
     while True:
-        others = [beat for beat in read_beats(work) if beat["rank"] != rank]
+        beats = read_beats(work)
+        others = [beat for beat in beats if beat["rank"] != rank]
+        before = [beat["oom_kills"] for beat in beats if beat["rank"] == rank]
         for beat in others:
             state = _process_state(beat)
+            if state == "gone" and before and oom_kills() > before[0]:
+                told = f"was killed by the kernel, out of memory; it had {beat['memory_mb']:,.0f} MB when it was last "
+                return _suspect(beat, f"{told}heard of {_place(beat)}", alive=False, out_of_memory=True)
             if state in ("gone", "stopped"):
                 told = "has ended without a word" if state == "gone" else "is stopped (as by SIGSTOP or a debugger)"
                 return _suspect(beat, f"{told}; it was last heard of {_place(beat)}", alive=state != "gone")
@@ -180,9 +197,9 @@ def suspect(work: Path, rank: int, *, patience: float = 1.5) -> Suspect | None:
     return None
 
 
-def _suspect(beat: Beat, told: str, *, alive: bool) -> Suspect:
+def _suspect(beat: Beat, told: str, *, alive: bool, out_of_memory: bool = False) -> Suspect:
     here = beat["host"] == socket.gethostname()
-    return Suspect(rank=beat["rank"], pid=beat["pid"], here=here, told=told, alive=alive)
+    return Suspect(rank=beat["rank"], pid=beat["pid"], here=here, told=told, alive=alive, out_of_memory=out_of_memory)
 
 
 def _place(beat: Beat) -> str:

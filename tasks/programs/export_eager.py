@@ -166,7 +166,7 @@ def check_finite(sizes: Sizes, inputs: Mapping[str, Tensor], outputs: Mapping[st
         if value.is_floating_point() and not torch.isfinite(value).all():
             half = value.dtype == torch.float16 or any(v.dtype == torch.float16 for v in inputs.values())
             raise refused(
-                f"PyTorch gives nan or infinity at {shown(sizes)}",
+                f"the model gives nan or infinity at {shown(sizes)}",
                 hint="fp16 ends at 65504: squares and sums in a norm or softmax overflow; keep those layers in fp32"
                 if half
                 else "usual causes: a division by a length or norm that is 0, log(0), and a softmax over nothing but "

@@ -47,6 +47,7 @@ class Failure(TypedDict):
 class RankFailure(Failure):
     """`output/failures/<attempt>-<rank>.json`."""
 
+    pid: int
     symptom: bool
     """Whether this rank only noticed that another one is missing."""
     suspect: int | None
@@ -63,6 +64,9 @@ class Progress(TypedDict):
     total: int
     text: str
     metrics: dict[str, float]
+    samples_per_second: NotRequired[float]
+    """Of a training: since the ranks met before."""
+    seconds_left: NotRequired[float]
 
 
 class Notes(TypedDict):
@@ -169,8 +173,8 @@ class TrainJob(TypedDict):
             python -I -u bootstrap.py train job.json
 
     Writes `output/model.safetensors` and `output/metrics.json` (`TrainMetrics`). In `work` it keeps `checkpoints/`,
-    from which the next start goes on, `metrics.jsonl` (one line per `log_every_steps` and per epoch), `ranks/` with
-    signs of life, and `starts.jsonl` with one line per start of the workers.
+    from which the next start goes on, `metrics.jsonl` (one line per `log_every_steps` and per epoch), and `ranks/`
+    with signs of life.
     """
 
     recipe: str
@@ -239,8 +243,10 @@ class ExportJob(TypedDict):
     """
 
     recipe: str
-    weights: str
+    weights: NotRequired[str]
     """A `.safetensors` file."""
+    onnx: NotRequired[str]
+    """In the place of `weights`: a graph that the training program left itself. It keeps its own opset."""
     output: str
     work: str
     inputs: dict[str, InputSpec]

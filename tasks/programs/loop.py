@@ -212,7 +212,8 @@ class Training:
         if due or rows[0].save:  # minutes are counted by the leading rank's clock
             self.save_checkpoint(rows)
         if step < self.progress.total:  # the last word is said with the last epoch's metrics
-            self.tell()
+            seen = min(self.at.done * self.config["batch_size"], len(self.train_data))
+            self.tell(sum(row.loss_sum for row in rows) / seen)
 
     def meet(self) -> list[Row]:
         """Exchange what each rank knows; raises what concerns all."""
@@ -238,7 +239,8 @@ class Training:
         rows = [Row(*row) for row in self.world.exchange(list(mine))]
         if steps := [int(row.bad_step) for row in rows if row.bad_step]:
             raise self.diverged("the loss is not finite", min(steps))
-        self.slowness.look([row.own_seconds for row in rows], pace.window_seconds)
+        if pace.stepped:  # at the end of an epoch there may be nothing to compare
+            self.slowness.look([row.own_seconds for row in rows], pace.window_seconds)
         slowest = max(row.seconds for row in rows)
         self.meet_at = at.step + max(1, min(1000, int(MEET_EVERY / max(slowest, 1e-6))))
         pace.met()
@@ -249,6 +251,7 @@ class Training:
         at = self.at
         train_loss = sum(row.loss_sum for row in self.meet()) / len(self.train_data)
         validation_loss, numbers = self.validate()
+        self.pace.met()  # what validation took is no step's time
         at.history.append(
             {
                 "epoch": at.epoch,
@@ -266,7 +269,7 @@ class Training:
             {"train_loss": train_loss, "validation_loss": validation_loss, **shown},
             ends_epoch=True,
         )
-        self.tell(last=at.stopped or at.epoch == self.config["max_epochs"])
+        self.tell(train_loss, last=at.stopped or at.epoch == self.config["max_epochs"])
         at.epoch, at.done, at.loss_sum = at.epoch + 1, 0, 0.0
 
     def watch(self, numbers: Mapping[str, float | None]) -> None:
@@ -395,18 +398,23 @@ class Training:
         )
         at.window_loss, at.window_rows = 0.0, 0
 
-    def tell(self, *, last: bool = False) -> None:
-        """A line of progress: where, how fast, until when, and how good the last epoch was."""
-        at, epochs = self.at, self.config["max_epochs"]
-        known: dict[str, float | None] = {}
+    def tell(self, loss: float, *, last: bool = False) -> None:
+        """A line of progress: where, how fast, until when, the loss of this epoch so far, and how good the last was."""
+        at, pace = self.at, self.pace
+        known: dict[str, float | None] = {"loss": finite(loss)}
         if at.history:
             entry = at.history[-1]
-            known = {"loss": entry["train_loss"], "validation_loss": entry["validation_loss"], **entry["validation"]}
-        left = (self.progress.total - at.step) * self.pace.seconds_per_step
-        speed = f", {self.pace.rows_per_second:,.0f} samples/s" if self.pace.rows_per_second else ""
+            known |= {"validation_loss": entry["validation_loss"], **entry["validation"]}
+        left = 0.0 if last else (self.progress.total - at.step) * pace.seconds_per_step
+        speed = f", {pace.rows_per_second:,.0f} samples/s" if pace.rows_per_second else ""
         until = f", {clock(left)} left" if speed and not last else ""
-        text = f"epoch {at.epoch}/{epochs}{speed}{until}"
-        self.progress(self.progress.total if last else at.step, text, known)
+        self.progress(
+            self.progress.total if last else at.step,
+            f"epoch {at.epoch}/{self.config['max_epochs']}{speed}{until}",
+            known,
+            samples_per_second=round(pace.rows_per_second, 1),
+            seconds_left=round(left, 1),
+        )
 
     def plan(self, order: Sequence[int]) -> list[Share]:
         return shares(

@@ -22,13 +22,13 @@ class Progress:
     def __init__(self, total: int, *, silent: bool = False, every: float = BETWEEN_LINES) -> None:
         self.total, self._silent, self._every, self._last = total, silent, every, -every
 
-    def __call__(self, done: int, text: str, metrics: Mapping[str, float | None] | None = None) -> None:
+    def __call__(self, done: int, text: str, metrics: Mapping[str, float | None] | None = None, **more: float) -> None:
         now = time.monotonic()
         if self._silent or (done < self.total and now - self._last < self._every):
             return
         self._last = now
         known = {name: value for name, value in (metrics or {}).items() if value is not None}
-        line = {"done": done, "total": self.total, "text": text, "metrics": known}
+        line = {"done": done, "total": self.total, "text": text, "metrics": known, **more}
         sys.stdout.write(f"::progress {json.dumps(line)}\n")
         sys.stdout.flush()
 

@@ -36,6 +36,11 @@ class Pace:
         self._steps += 1
         self._rows += rows
 
+    @property
+    def stepped(self) -> bool:
+        """Whether there was a step since the last meeting."""
+        return self._steps > 0
+
     def look(self) -> None:
         """Before a meeting: what was since the last one."""
         self.window_seconds = time.monotonic() - self._met

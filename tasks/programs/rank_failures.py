@@ -57,11 +57,12 @@ def record(error: BaseException, job: dict[str, Any]) -> int:
         from .beats import suspect as find_suspect  # needs torch, which may be what failed
 
         suspect = find_suspect(work, rank)
-        failure = lost_peer(error, suspect)
+        failure = lost_peer(error, suspect, job)
     else:
         failure = unexpected(error, job, rank)
     found: RankFailure = {
         **to_json(failure),
+        "pid": os.getpid(),
         "symptom": not final and is_lost_peer(error),
         "suspect": None if suspect is None else suspect.rank,
         "suspect_pid": None if suspect is None else suspect.pid,
@@ -86,22 +87,29 @@ def is_lost_peer(error: BaseException) -> bool:
     """Whether an exception says no more than that a peer did not answer."""
     if type(error).__name__ in DISTRIBUTED:
         return True
-    return isinstance(error, RuntimeError) and not LOADER_DIED.search(str(error)) and bool(LOST_PEER.search(str(error)))
+    return isinstance(error, RuntimeError) and not loader_died(error) and bool(LOST_PEER.search(str(error)))
 
 
-def lost_peer(error: BaseException, suspect: Suspect | None) -> ProgramFailed:
+def loader_died(error: BaseException) -> re.Match[str] | None:
+    """What torch says of a loading process that ended; the exception behind the one that is raised knows the signal."""
+    found = [LOADER_DIED.search(str(one)) for one in (error, error.__cause__, error.__context__)]
+    return max((match for match in found if match), key=lambda match: match[2] is not None, default=None)
+
+
+def lost_peer(error: BaseException, suspect: Suspect | None, job: dict[str, Any]) -> ProgramFailed:
     if suspect is None:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         return ProgramFailed("training failed", f"another rank could not be reached: {first}")
     hint = "if it was only slow, raise train.collective_timeout_seconds" if suspect.alive else None
+    hint = _less_memory(job) if suspect.out_of_memory else hint
     return ProgramFailed("training failed", f"rank {suspect.rank} {suspect.told}", hint=hint)
 
 
 def unexpected(error: BaseException, job: dict[str, Any], rank: int) -> ProgramFailed:
     """What is neither the user's to mend for certain nor a lost peer: told with its cause where that is known."""
     text = str(error).strip()
-    if died := LOADER_DIED.search(text):
-        how = f"was killed by {died[2]}" if died[2] else "ended"
+    if died := loader_died(error):
+        how = f"was ended by a signal ({died[2]})" if died[2] else "ended"
         return ProgramFailed(
             "training failed",
             f"a data loading process of rank {rank} (pid {died[1].strip()}) {how}",
@@ -125,18 +133,22 @@ def _out_of_memory(text: str, job: dict[str, Any], rank: int) -> ProgramFailed:
 
     import torch
 
-    batch_size = job.get("config", {}).get("batch_size")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     memory = f"its peak was {peak:.1f} GB"
     if "CUDA" in text and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         memory = f"its peak was {torch.cuda.max_memory_allocated() / 1e9:.1f} GB of the GPU's {total / 1e9:.1f} GB"
-    half = f"try train.batch_size {max(1, batch_size // 2)} (it is {batch_size}), or " if batch_size else ""
     return ProgramFailed(
         "training failed",
         f"rank {rank} ran out of memory; {memory}: {(text.splitlines() or ['MemoryError'])[0][:300]}",
-        hint=f"{half}the same batch in more parts with train.gradient_accumulation_steps",
+        hint=_less_memory(job),
     )
+
+
+def _less_memory(job: dict[str, Any]) -> str:
+    batch_size = job.get("config", {}).get("batch_size")
+    half = f"try train.batch_size {max(1, batch_size // 2)} (it is {batch_size}), or " if batch_size else ""
+    return f"{half}the same batch in more parts with train.gradient_accumulation_steps"
 
 
 def _tell_torchrun(failure: ProgramFailed) -> None:

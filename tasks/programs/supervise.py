@@ -37,6 +37,11 @@ GIVE_UP = 15.0
 OUTLIVES = "ENGINEHOUSE_OUTLIVES"
 """The environment variable that marks a process, and all that it starts, as meant to outlive the run; its value is the
 path of the process's record."""
+PRIVATE_TMP = "ENGINEHOUSE_PRIVATE_TMP"
+"""The environment variable that asks for a TMPDIR of the child's own, which goes with it: the killed leave their files
+(torchrun's logs, W&B's files), and a machine that trains every night fills up."""
+SOCKET_PATH = 107 - len("/pymp-12345678/listener-12345678")
+"""How long a TMPDIR may be: processes that load data open sockets in it, whose paths the kernel limits."""
 PARENT_CHECK = 1.0
 """Seconds between looks at the parent: a forked copy of it could hold the pipe open beyond its death."""
 
@@ -53,8 +58,10 @@ def main() -> None:
     kills = oom_kills()
     wake = wake_on_signals()
     cause, code, child, error, left = "cancelled", None, None, None, []
+    scratch = None
     if order is not None:
         cause = "could not start"
+        scratch = private_tmp(order.env)
         child, error = start(order, libc)
     # From here on only the child and its descendants hold the output, so its end is theirs.
     null = os.open(os.devnull, os.O_RDWR)
@@ -66,6 +73,10 @@ def main() -> None:
         cause = watch(children, control=control, wake=wake, parent=parent, deadline=deadline)
         left = end_descendants(children, wake=wake, grace=LEFTOVERS_GRACE if cause == "exited" else order.grace)
         code = None if children.status is None else os.waitstatus_to_exitcode(children.status)
+    if scratch is not None:
+        import shutil  # only now: it takes longer than the start of this program
+
+        shutil.rmtree(scratch, ignore_errors=True)
     outcome = {
         "cause": cause,
         "status": code if code is not None and code >= 0 else None,
@@ -86,6 +97,21 @@ class Order:
         self, argv: list[str], env: dict[str, str], cwd: str | None, timeout: float | None, grace: float
     ) -> None:
         self.argv, self.env, self.cwd, self.timeout, self.grace = argv, env, cwd, timeout, grace
+
+
+def private_tmp(env: dict[str, str]) -> str | None:
+    """Gives the child a TMPDIR of its own where it asks for one and that can be had; its path."""
+    if env.pop(PRIVATE_TMP, None) is None:
+        return None
+    folder = os.path.join(env.get("TMPDIR") or "/tmp", f"eh-{os.urandom(4).hex()}")  # noqa: PTH118, S108
+    if len(folder) > SOCKET_PATH:
+        return None
+    try:
+        os.mkdir(folder, 0o700)  # noqa: PTH102
+    except OSError:
+        return None  # the child says better what is wrong with the place
+    env["TMPDIR"] = folder
+    return folder
 
 
 def read_order(control: int) -> Order | None:

@@ -175,8 +175,13 @@ def _cause(ending: Ending, recent: Sequence[str], diagnose: Callable[[Sequence[s
     named = diagnose(tuple(recent)) if diagnose is not None else None
     if named is not None:
         return named
+    return usual_cause(recent)
+
+
+def usual_cause(lines: Sequence[str]) -> str | None:
+    """What lines of output tell of why a program failed, where it is something usual."""
     for pattern, cause in USUAL_CAUSES:
-        for line in reversed(recent):
+        for line in reversed(lines):
             if found := pattern.search(line):
                 return cause.format(*found.groups())
     return None

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+import socket
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tasks.errors import CommandFailed, ConfigError
-from tests.integration.training import PIPELINE, RECIPE, Trainee, kill
+from tests.integration.training import PIPELINE, RECIPE, Trainee, kill, memory_limit
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +45,10 @@ def test_a_killed_worker_is_restarted_and_the_result_is_the_same(trainee, refere
     record = trainee.train()
     thread.join()
     assert_same(record, reference)
-    # Where torchrun sees the death before the other rank does, nobody is left to tell it (docs/training.md).
-    for interruption in record.details["interruptions"]:
-        assert interruption["reason"].startswith("rank 1 has ended without a word")
+    (interruption,) = record.details["interruptions"]
+    assert interruption["rank"] == 1
+    assert re.match(r"rank 1 (was killed by SIGKILL|has ended without a word)", interruption["reason"])
+    assert int(interruption["checkpoint"].removeprefix("step-")) % 7 == 0
     assert any("going on from the checkpoint of step" in line for line in trainee.lines)
     assert set(record.byproducts) >= {"build.log", "metrics.jsonl"}
 
@@ -101,6 +106,7 @@ def test_what_fails_again_and_again_is_told_with_its_cause_and_can_be_resumed(tr
     (trainee.folder / "harmless").touch()
     record = trainee.train("train.max_restarts=0")
     assert record.details["notes"]["facts"]["resumed_from_step"] in (21, 28)
+    assert record.details["interruptions"][0]["rank"] == 1  # of the run before, which failed
     undisturbed = Trainee.made(tmp_path / "other", recipe=recipe)
     (undisturbed.folder / "harmless").touch()
     assert undisturbed.train().content == record.content
@@ -152,6 +158,7 @@ def with_script(trainee, source=SCRIPT, arguments="[]"):
 def test_a_program_of_the_users_is_trained_with_and_restarted_where_it_was(trainee):
     record = with_script(trainee, arguments='["--die"]').train()
     assert record.metrics == {"started_at": 4.0}
+    assert [entry["reason"] for entry in record.details["interruptions"]] == ["local rank 0 exited with status 9"]
     assert with_script(trainee, arguments='["--die"]').train().id == record.id
     (trainee.folder / "beside.py").write_text("HERE = 1\n")
     assert trainee.train().id != record.id
@@ -183,6 +190,55 @@ def test_the_record_holds_curves_and_what_was_used(reference):
     assert reference.details["interruptions"] == []
 
 
+@pytest.mark.slow
+def test_a_port_that_another_program_has_is_named_as_the_cause(trainee):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(CommandFailed) as caught:
+            trainee.train(f"train.rdzv_endpoint={endpoint}", 'train.nnodes="1:2"', "train.batch_size=12")
+    assert caught.value.cause == "a port is in use by another process"
+
+
+@pytest.mark.slow
+def test_what_the_kernel_kills_for_want_of_memory_is_told_with_the_rank_and_a_mend(trainee):
+    greedy = RECIPE.replace(
+        "        time.sleep(0.03)",
+        '        if __import__("os").environ["RANK"] == "1" and torch.is_grad_enabled():\n'
+        "            self.held = [*getattr(self, 'held', []), torch.ones(1 << 25)]  # 128 MB more with each step\n"
+        "        time.sleep(0.6)",
+    )
+    (trainee.folder / "recipe.py").write_text(greedy.replace('{"x": row}', '{"input": row}'))
+    (trainee.folder / "pipeline.yaml").write_text(PIPELINE.replace("max_epochs", "max_restarts: 0, max_epochs"))
+    with memory_limit(1800) as within:
+        run = trainee.start(around=within)
+        run.wait(120)
+    told = (trainee.folder / "orchestrator.log").read_text()
+    assert run.returncode == 1, told
+    assert "out of memory: the kernel killed a process of this control group" in told
+    assert re.search(r"rank 1 (was killed by the kernel, out of memory; it had \d|was killed by SIGKILL)", told), told
+    if "rank 1 was killed by the kernel" in told:  # where the other rank lived to tell
+        assert "try train.batch_size 5 (it is 10)" in told
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_what_the_plain_one_does(trainee, reference):
+    record = trainee.train("train.compile=true", "train.max_epochs=2")
+    losses = [[entry["train_loss"] for entry in of.details["history"][:2]] for of in (record, reference)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_in_the_temporary_folder_whoever_is_killed(trainee, monkeypatch):
+    with tempfile.TemporaryDirectory() as temporary:  # not pytest's: its path leaves no room for that of a socket
+        monkeypatch.setenv("TMPDIR", temporary)
+        thread = trainee.at_step(1, lambda beat: os.kill(trainee.parent(beat["pid"]), signal.SIGKILL))
+        trainee.train("train.max_epochs=1")
+        thread.join()
+        assert list(Path(temporary).iterdir()) == []
+
+
 def random_victims(count):
     """Of the 168 steps the last ones are left out: a sign of life comes twice a second, and would not tell of them."""
     chosen = random.Random(3)
@@ -211,5 +267,9 @@ def test_whoever_is_killed_whenever_the_weights_are_the_same(victim, step, train
     assert run.returncode == 0
     record = trainee.train()
     assert_same(record, reference)
-    if victim == "torchrun":
-        assert record.details["interruptions"]
+    reason = record.details["interruptions"][0]["reason"]
+    expected = {
+        "torchrun": "torchrun was killed by SIGKILL|asked to stop",
+        "orchestrator": "the run that trained was killed",
+    }.get(victim, f"{victim} (was killed by SIGKILL|has ended without a word)")
+    assert re.match(expected, reason), reason

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tasks.toolchain.torchrun import ENVIRONMENT
-from tests.integration.training import RECIPE
+from tests.integration.training import RECIPE, Trainee
 
 pytestmark = pytest.mark.slow
 PATIENCE = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=5"
 """Seconds until a round of ranks is complete, and beats of a host that may be missed."""
-BOOTSTRAP = Path(__file__).parents[2] / "tasks" / "programs" / "bootstrap.py"
 
 
 def ip(*words: str) -> None:
@@ -48,77 +46,106 @@ def hosts():
             ip("netns", "del", name)
 
 
-def agent(host: str, tag: str, *, is_host: bool, job: Path, log: Path) -> subprocess.Popen[bytes]:
-    """One host's torchrun with one worker; the first host keeps the rendezvous."""
-    interface = f"v{tag}{'a' if is_host else 'b'}"
-    command = [
-        "ip", "netns", "exec", host, sys.executable, "-I", "-m", "torch.distributed.run",
-        "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "20", "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", "10.77.0.1:29400", "--rdzv-id", "hosts", "--local-addr", f"10.77.0.{1 if is_host else 2}",
-        "--rdzv-conf", f"is_host={str(is_host).lower()},{PATIENCE}",
-        "--no-python", "--", sys.executable, "-I", "-u", str(BOOTSTRAP), "train", str(job),
-    ]  # fmt: skip
-    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+PIPELINE = f"""
+name: hosts
+recipe: recipe.py:Small
+data: {{rows: {{version: "1"}}}}
+shapes: {{batch: {{min: 1, opt: 4, max: 8}}}}
+inputs: {{input: {{dtype: float32, shape: [batch, 16]}}}}
+train:
+  nnodes: 1:2
+  rdzv_endpoint: 10.77.0.1:29400
+  rdzv_conf: {PATIENCE}
+  max_epochs: 50
+  batch_size: 10
+  max_restarts: 20
+  collective_timeout_seconds: 10
+  checkpoint: {{every_steps: 5}}
+"""
+
+
+def on(host: str, end: str, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start something on a host; what differs from host to host is in the environment."""
+    tag = host.split("-")[1]
+    of_host = {"GLOO_SOCKET_IFNAME": f"v{tag}{end}", "PET_LOCAL_ADDR": f"10.77.0.{1 if end == 'a' else 2}"}
     return subprocess.Popen(
-        command, env=environment, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True
+        ["ip", "netns", "exec", host, *command],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **of_host},
+        stdout=log.open("ab"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
 
 
-def descendants(pid: int) -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
+def lose(process: subprocess.Popen[bytes]) -> None:
     """As a host that loses power: everything at once."""
-    for pid in [*descendants(process.pid), process.pid]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    for victim in [*psutil.Process(process.pid).children(recursive=True), process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
     process.wait()
 
 
-def wait_for(condition, what: str, log: Path, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}\n{log.read_text()[-5000:]}"
-        time.sleep(0.1)
+def torchrun_of(process: subprocess.Popen[bytes]) -> psutil.Process:
+    below = psutil.Process(process.pid).children(recursive=True)
+    (found,) = [p for p in below if "torch.distributed.run" in p.cmdline() and p.cmdline()[1] == "-I"]
+    return found
 
 
-def test_a_lost_host_shrinks_the_training_and_its_return_grows_it(hosts, tmp_path):
-    tag = hosts[0].split("-")[1]
-    job, log = tmp_path / "job.json", tmp_path / "log"
-    config = {
-        "max_epochs": 40, "batch_size": 10, "seed": 0, "threads": 1, "timeout": 10, "checkpoint": {"every_steps": 5},
-    }  # fmt: skip
-    folders = {name: str(tmp_path / name) for name in ("output", "work")}
-    inputs = {"input": {"dtype": "float32", "shape": ["batch", 16]}}
-    recipe = RECIPE.replace("time.sleep(0.03)", "time.sleep(0.05)").replace('{"x": row}', '{"input": row}')
-    (tmp_path / "recipe.py").write_text(recipe)
-    job.write_text(json.dumps({"recipe": f"{tmp_path}/recipe.py:Small", "inputs": inputs, "config": config, **folders}))
+def test_hosts_are_lost_and_come_back_and_the_rendezvous_too(hosts, tmp_path):
+    """The host of the rendezvous is the one that runs the pipeline; there the torchrun that keeps it is killed."""
+    made = Trainee.made(
+        tmp_path / "user", recipe=RECIPE.replace("time.sleep(0.03)", "time.sleep(0.05)"), pipeline=PIPELINE
+    )
+    log = made.folder / "orchestrator.log"
+    run = on(hosts[0], "a", [sys.executable, "-m", "tests.integration.training", str(made.folder)], log)
 
-    def started(ranks: int) -> int:
-        return log.read_text().count(f"with {ranks} ranks") if log.exists() else 0
+    def latest() -> str:
+        work = made.work()
+        file = work / "checkpoints" / "LATEST" if work is not None else None
+        return file.read_text() if file is not None and file.exists() else ""
 
-    first = agent(hosts[0], tag, is_host=True, job=job, log=log)
-    second = agent(hosts[1], tag, is_host=False, job=job, log=log)
+    def build_log() -> str:
+        work = made.work()
+        return (work.parents[1] / "build.log").read_text() if work is not None else ""
+
+    def join() -> subprocess.Popen[bytes]:
+        work = made.work()
+        assert work is not None
+        return on(hosts[1], "b", ["sh", str(work.parent / "join.sh")], made.folder / "other.log")
+
+    def wait_for(condition, what: str, seconds: float = 120.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert run.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, f"{what}\n{build_log()[-5000:]}"
+            time.sleep(0.1)
+
+    def progress() -> None:
+        before = latest()
+        wait_for(lambda: latest() > before, "no checkpoint")
+
+    other = None
     try:
-        latest = tmp_path / "work" / "checkpoints" / "LATEST"
-        wait_for(latest.exists, "no checkpoint by two hosts", log)
-        end(second)
-        wait_for(lambda: started(1) == 1, "it did not go on with one host", log)
-        before = latest.read_text()
-        wait_for(lambda: latest.read_text() > before, "no checkpoint by one host", log)
-        second = agent(hosts[1], tag, is_host=False, job=job, log=log)
-        wait_for(lambda: started(2) >= 1, "it did not grow again", log)
-        wait_for(lambda: first.poll() is not None, "it did not end", log, 300)
-        assert first.returncode == 0, log.read_text()[-5000:]
+        wait_for(lambda: "take part with" in build_log() or (made.work() or tmp_path / "no").exists(), "no start")
+        other = join()
+        progress()
+        lose(other)
+        wait_for(lambda: "with 1 ranks" in build_log(), "it did not go on with one host")
+        progress()
+        other = join()
+        wait_for(lambda: "with 2 ranks" in build_log(), "it did not grow again")
+        progress()
+        torchrun_of(run).kill()
+        assert run.wait(240) == 0, log.read_text()[-3000:]
+        assert other.wait(60) == 0  # it joined again, by itself, and ended with the training
     finally:
-        for process in (first, second):
-            if process.poll() is None:
-                end(process)
-    report = json.loads((tmp_path / "output" / "metrics.json").read_text())
-    assert [ranks for _, ranks in report["world_sizes"]] == [2, 1, 2]
-    assert len(report["history"]) == 40
+        for process in (run, other):
+            if process is not None and process.poll() is None:
+                lose(process)
+    record = made.train()
+    assert [ranks for _, ranks in record.details["world_sizes"]][:3] == [2, 1, 2]
+    assert record.details["world_sizes"][-1][1] == 2
+    assert len(record.details["history"]) == 50
+    resubmitted = [entry["reason"] for entry in record.details["interruptions"] if entry.get("resubmitted")]
+    assert resubmitted == ["torchrun was killed by SIGKILL"] or resubmitted[0].startswith("asked to stop")

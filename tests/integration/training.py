@@ -12,10 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from flows.chain import Selection, open_job, run_stage
 from tasks import train
@@ -108,10 +111,10 @@ class Trainee:
             else:
                 os.environ[VARIABLE] = before
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """The same in a process of its own."""
+    def start(self, *, around: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """The same in a process of its own; `around` stands before its command line."""
         log = (self.folder / "orchestrator.log").open("ab")
-        command = [sys.executable, "-m", "tests.integration.training", str(self.folder)]
+        command = [*around, sys.executable, "-m", "tests.integration.training", str(self.folder)]
         return subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
 
     @property
@@ -152,6 +155,29 @@ class Trainee:
         thread = threading.Thread(target=wait)
         thread.start()
         return thread
+
+
+@contextmanager
+def memory_limit(megabytes: int) -> Iterator[list[str]]:
+    """A control group of the kernel's with a limit, as a container or a job has it: what starts a command within."""
+    own = {line.split(":", 2)[1]: line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+    root = Path("/sys/fs/cgroup")
+    if "memory" in own:  # version 1
+        group, file = root / "memory" / own["memory"].lstrip("/") / f"eh-{os.getpid()}", "memory.limit_in_bytes"
+    else:
+        group, file = root / f"eh-{os.getpid()}", "memory.max"
+    try:
+        group.mkdir()
+        (group / file).write_text(str(megabytes << 20))
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        deadline = time.monotonic() + 10
+        while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        group.rmdir()
 
 
 def kill(number: signal.Signals) -> Callable[[dict[str, Any]], None]:

@@ -235,13 +235,13 @@ class Stubborn(nn.BatchNorm1d):
     "nan for some inputs": Bad(
         model("return torch.log(self.linear(x) * 0 - 1)"),
         where="output y (float32)",
-        says="PyTorch gives nan or infinity at batch",
+        says="the model gives nan or infinity at batch",
         hint="log(0)",
     ),
     "fp16 that overflows": Bad(
         model("return (self.linear(x).half() * 300).square() * 100"),
         where="output y (float16)",
-        says="PyTorch gives nan or infinity",
+        says="the model gives nan or infinity",
         hint="fp16 ends at 65504",
     ),
     "a weight that is missing": Bad(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -141,8 +142,11 @@ MISBEHAVING = {
     "raises": ('raise OverflowError("too much")', "raised OverflowError: too much", False),
     "hangs": ("time.sleep(60)", 'rank 1 did not come: in the phase "loading data" of step 3', True),
     "is stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 is stopped (as by SIGSTOP or a debugger)", True),
-    "runs out of memory": ("raise MemoryError", "rank 1 ran out of memory", False),
-}
+    "runs out of memory": (
+        "resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34)); bytearray(2**35)", "rank 1 ran out of memory", False
+    ),
+    "cannot allocate a tensor": ("torch.empty(2**50)", "rank 1 ran out of memory", False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("action", "says", "symptom"), MISBEHAVING.values(), ids=MISBEHAVING)
@@ -151,7 +155,7 @@ def test_the_rank_that_failed_is_named_and_not_its_victims(action, says, symptom
     made.file.write_text(
         made.file.read_text().replace("return rows(53, 1)", "return Misbehaving(rows(53, 1))")
         + textwrap.dedent(f"""
-        import os, signal, time
+        import os, resource, signal, time
 
         class Misbehaving(list):
             count = 0
@@ -174,3 +178,60 @@ def test_the_rank_that_failed_is_named_and_not_its_victims(action, says, symptom
     if symptom:
         assert (first["rank"], first["suspect"]) == (0, 1)
     assert not (output / "model.safetensors").exists()
+
+
+SLOW = """
+    def loss(self, outputs, targets):
+        import os, time
+        time.sleep(0.02 if os.environ["RANK"] == "1" and torch.is_grad_enabled() else 0)
+        return F.cross_entropy(outputs["y"], targets, reduction="none")
+"""
+
+
+def with_loss(bench, loss):
+    made = bench()
+    source = made.file.read_text()
+    made.file.write_text(
+        source[: source.index("    def loss")] + loss.lstrip("\n") + "\n" + source[source.index("    def metric") :]
+    )
+    return made
+
+
+def test_a_rank_that_is_slow_all_the_time_is_named_with_the_share_that_others_wait(bench):
+    made = with_loss(bench, SLOW)
+    _, statuses = run_ranks(made, 2, max_epochs=6)
+    assert statuses == [0, 0]
+    notes = json.loads((made.folder / "train" / "work" / "notes.json").read_text())
+    (warning,) = notes["warnings"]
+    found = re.match(r"rank 1 is slower than the others: they wait for it (\d+)% of the time", warning)
+    assert found
+    ranks = notes["facts"]["ranks"]
+    assert ranks["slowest"] == 1
+    assert ranks["share_waited"] > 0.2
+    assert 20 < int(found[1]) <= 100
+
+
+def test_a_data_loading_process_that_is_killed_is_named_with_its_rank(bench):
+    made = recipe(bench)
+    made.file.write_text(
+        made.file.read_text().replace("return rows(53, 1)", "return Dying(rows(53, 1))")
+        + textwrap.dedent("""
+        import os, signal
+
+        class Dying(list):
+            count = 0
+
+            def __getitem__(self, index):
+                if torch.utils.data.get_worker_info() is not None and os.environ["RANK"] == "1":
+                    Dying.count += 1
+                    if Dying.count > 8:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                return super().__getitem__(index)
+        """)
+    )
+    output, statuses = run_ranks(made, 2, patience=25, timeout=6, num_workers=1)
+    assert statuses[1] == 1
+    told = json.loads((output / "failures" / "0-1.json").read_text())
+    assert re.match(r"a data loading process of rank 1 \(pid \d+\) was ended by a signal \(Killed\)", told["message"])
+    assert not told["symptom"]
+    assert "/dev/shm" in told["hint"]

@@ -116,3 +116,7 @@ def test_progress_is_told_as_json_lines(bench, capsys):
     assert re.fullmatch(r"epoch 2/2, [\d,]+ samples/s", told[-1]["text"])
     assert all(re.fullmatch(r"epoch \d/2(, [\d,]+ samples/s, \d+:\d\d left)?", line["text"]) for line in told[:-1])
     assert {"loss", "validation_loss", "accuracy"} == set(told[-1]["metrics"])
+    assert set(told[0]["metrics"]) == {"loss"}  # of the first epoch so far
+    assert told[0]["metrics"]["loss"] == pytest.approx(told[-1]["metrics"]["loss"], rel=0.5)
+    assert all(line["samples_per_second"] > 0 and line["seconds_left"] >= 0 for line in told)
+    assert told[-1]["seconds_left"] == 0
