@@ -15,11 +15,12 @@ from cyclopts import App, CycloptsError, Parameter, validators
 from rich.console import RenderableType
 from rich.text import Text
 
-from flows import local, show
+from flows import local, server_cli, show
 from flows.chain import Job, Selection, open_job, survey
 from flows.release import propose, settled
 from flows.releases_cli import releases
-from flows.report import report_of
+from flows.report import markdown, report_of
+from flows.run_reports import RunFolder
 from flows.words import invoked
 from tasks import validate
 from tasks.artifacts.durable import reported
@@ -69,6 +70,7 @@ app.command(artifacts)
 app.command(serve)
 app.command(releases)
 app.command(engine)
+server_cli.register(app)
 
 PipelineFile = Annotated[Path, Parameter(help="The pipeline file.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON value on standard output.")]
@@ -123,7 +125,9 @@ def run(
         selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
         job = open_job(pipeline, overrides, selection, view, override=override)
         report = _unchanged(job)
-        if report is None:
+        if report is not None:
+            RunFolder.new(job.home, job.pipeline.name).keep(report, markdown(report))
+        else:
             request = {
                 "pipeline": str(job.pipeline.source),
                 "overrides": list(overrides),

@@ -1,0 +1,75 @@
+"""The commands `enginehouse up` and `enginehouse down`."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter, validators
+
+from flows import server, show
+from tasks.artifacts.durable import reported
+from tasks.home import Home, find_home
+
+out = show.console()
+
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON value on standard output.")]
+HomeFolder = Annotated[
+    Path | None,
+    Parameter(name="--home", help="The home that the server belongs to; found from the current folder if left out."),
+]
+
+
+def register(app: App) -> None:
+    """Add the commands."""
+    app.command(up)
+    app.command(down)
+
+
+def up(
+    *,
+    port: Annotated[
+        int | None, Parameter(help="Where it listens; a free one if left out.", validator=validators.Number(gt=0))
+    ] = None,
+    worker: Annotated[
+        bool, Parameter(negative=(), help=f"Also a worker for the process work pool {server.POOL}.")
+    ] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Start a Prefect server on this machine and keep it: runs of this home find it, and start in seconds."""
+    room = _home(home)
+    with reported(room.root, "the home"):
+        found, started = server.up(room, port=port, worker=worker)
+    if as_json:
+        _print_json({"started": started, "processes": [asdict(process) for process in found]})
+        return
+    told = "runs now" if started else "runs already"
+    for process in found:
+        place = f"{process.ui} (API {process.url})" if process.name == "server" else f"for the work pool {server.POOL}"
+        out.print(f"Prefect {process.name} {told}: {place}, pid {process.pid}", markup=False, soft_wrap=True)
+    out.print(f"for other programs: export PREFECT_API_URL={found[0].url}", markup=False, soft_wrap=True)
+    out.print("end it: enginehouse down", markup=False, soft_wrap=True)
+
+
+def down(*, home: HomeFolder = None, as_json: Json = False) -> None:
+    """End the Prefect server that `enginehouse up` has started, and its worker."""
+    room = _home(home)
+    with reported(room.root, "the home"):
+        ended = server.down(room)
+    if as_json:
+        _print_json([asdict(process) for process in ended])
+        return
+    for process in ended:
+        out.print(f"ended the Prefect {process.name} (pid {process.pid})", markup=False, soft_wrap=True)
+    if not ended:
+        out.print("no Prefect server of this home runs", markup=False, soft_wrap=True)
+
+
+def _home(folder: Path | None) -> Home:
+    return find_home(Path.cwd()) if folder is None else Home(folder.absolute())
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
