@@ -17,6 +17,7 @@ from rich.text import Text
 
 from flows import local, server_cli, show
 from flows.chain import Job, Selection, open_job, survey
+from flows.metrics_cli import metrics
 from flows.release import propose, settled
 from flows.releases_cli import releases
 from flows.report import markdown, report_of
@@ -70,6 +71,7 @@ app.command(artifacts)
 app.command(serve)
 app.command(releases)
 app.command(engine)
+app.command(metrics)
 server_cli.register(app)
 
 PipelineFile = Annotated[Path, Parameter(help="The pipeline file.")]

@@ -26,7 +26,7 @@ from prefect.settings import get_current_settings
 
 from flows.chain import Job
 from flows.report import Extras, markdown
-from flows.run_reports import CURVES, FAILED, RunFolder
+from flows.run_reports import CURVES, FAILED, RUNNING, RunFolder
 from tasks.errors import EnginehouseError
 from tasks.events import Event
 from tasks.home import find_home
@@ -130,7 +130,11 @@ def publish_report(job: Job, report: dict[str, Any]) -> None:
     report["page"] = str(folder.page)
     run_url, curves = _run_url(), _curves(job, report)
     extras = Extras.of(job, report, run=run_url)
-    folder.keep(report, markdown(report, extras, curves=CURVES if curves else None), curves)
+    page = markdown(report, extras, curves=CURVES if curves else None)
+    # What is to be released is reported twice; a run that dies in between has not succeeded.
+    released = any(row["stage"] == "verify" for row in report["stages"])
+    state = report["state"] if released or not job.selection.covers("verify") else RUNNING
+    folder.keep({**report, "state": state}, page, curves)
     name = report["pipeline"]
     create_table_artifact(
         key=key(name, "stages"),
@@ -153,13 +157,19 @@ def publish_report(job: Job, report: dict[str, Any]) -> None:
     create_markdown_artifact(
         key=key(name, "report"), markdown=markdown(report, extras, curves=picture), description="The run's report."
     )
-    if report["served"] is not None:
-        address = f"{report['served']['http']}/v2/models/{report['release']['model']}"
+    if (release := report["release"]) is None:
+        return
+    model = f"{release['model']} version {release['version']}"
+    if run_url is not None:
         create_link_artifact(
-            link=address,
-            link_text=f"{report['release']['model']} version {report['release']['version']} on Triton",
+            link=run_url, link_text="the run that made it", key=key(release["name"]), description=f"Released {model}."
+        )
+    if report["served"] is not None:
+        create_link_artifact(
+            link=f"{report['served']['http']}/v2/models/{release['model']}",
+            link_text=f"{model} on Triton",
             key=key(name, "served"),
-            description=f"What the served model says of itself; released as `{report['release']['name']}`.",
+            description=f"What the served model says of itself; it was released as `{release['name']}`.",
         )
 
 

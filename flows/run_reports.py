@@ -17,8 +17,10 @@ from tasks.artifacts.durable import reported
 from tasks.home import Home
 
 PAGE, VALUES, CURVES = "report.md", "report.json", "curves.png"
-FAILED = "failed"
-"""The state of a run that ended with an error; the others are those of a report, and the final ones of Prefect."""
+RUNNING, FAILED = "running", "failed"
+"""States beside those of a report (`report_of`) and Prefect's names of bad ends: it goes on; it ended with an error."""
+SUCCESS = frozenset({"released", "unchanged", "built"})
+"""States of a run that reached its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
