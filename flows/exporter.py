@@ -54,7 +54,9 @@ METRICS = (
     Told("enginehouse_stage_seconds_total", "Time in stages, by result.", ("pipeline", "stage", "state"), "counter"),
     Told("enginehouse_stage_last_build_seconds", "How long the last build of a stage took.", ("pipeline", "stage")),
     Told("enginehouse_stage_last_build_timestamp_seconds", "When it was built.", ("pipeline", "stage")),
-    Told("enginehouse_gate_passed", "1 if the gate passed in the last run that judged.", ("pipeline", "gate", "runtime")),
+    Told(
+        "enginehouse_gate_passed", "1 if the gate passed in the last run that judged.", ("pipeline", "gate", "runtime")
+    ),
     Told("enginehouse_gate_measured", "What was measured for the gate.", ("pipeline", "gate", "runtime")),
     Told("enginehouse_releases", "Releases that are recorded.", ("pipeline",)),
     Told("enginehouse_champion_version", "The version that should answer.", _MODEL),

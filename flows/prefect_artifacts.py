@@ -49,7 +49,7 @@ def key(*words: str) -> str:
 
 
 def name_task_run(stage: str, result: object) -> None:
-    """Give the task run that is just ending a name that says what came out: `engine → digits/engine@3 (built)`.
+    """Give the task run that is just ending a name that says what came out: `engine: digits/engine@3 (built)`.
 
     The engine sends the name again with the run's final state, which is why it is changed there and not by a request:
     a request's name would be overwritten.
@@ -63,10 +63,10 @@ def task_run_name(stage: str, result: object) -> str:
     """What a stage's task run is called when it has ended."""
     match result:
         case Outcome():
-            return f"{stage} → {result.artifact} ({result.state})"
+            return f"{stage}: {result.artifact} ({result.state})"
         case (str() as state, *rest):
             version = getattr(rest[0], "version", None) if rest else None
-            return f"{stage} → version {version} ({state})" if version is not None else f"{stage} ({state})"
+            return f"{stage}: version {version} ({state})" if version is not None else f"{stage} ({state})"
         case _:
             return stage
 

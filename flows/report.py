@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from flows.chain import Job
 from flows.release import Served
+from flows.show import RUNTIME_TITLES
 from tasks import validate
 from tasks.artifacts.lineage import Lineage
 from tasks.artifacts.record import ArtifactRef
@@ -84,10 +85,10 @@ def markdown(report: Mapping[str, Any], extras: Extras | None = None, *, curves:
         [[row["stage"], row["state"], row["artifact"] or "", f"{row['seconds']:.1f}"] for row in report["stages"]],
     )
     if report["metrics"]:
-        runtimes = sorted({runtime for values in report["metrics"].values() for runtime in values})
+        runtimes = [name for name in RUNTIME_TITLES if any(name in values for values in report["metrics"].values())]
         lines += ["", "## Metrics on the test data", ""]
         lines += _table(
-            ["metric", *runtimes],
+            ["metric", *(RUNTIME_TITLES[name] for name in runtimes)],
             [
                 [name, *(f"{values[r]:.4f}" if r in values else "" for r in runtimes)]
                 for name, values in report["metrics"].items()
@@ -96,14 +97,14 @@ def markdown(report: Mapping[str, Any], extras: Extras | None = None, *, curves:
     if report["gates"]:
         lines += ["", "## Gates", ""]
         lines += _table(
-            ["gate", "runtime", "measured", "allowed", ""],
+            ["gate", "runtime", "result", "measured", "allowed"],
             [
                 [
                     g["gate"],
                     g["runtime"],
+                    "passed" if g["passed"] else "**failed**",
                     f"{g['measured']:.6g}",
                     g["allowed"],
-                    "passed" if g["passed"] else "**failed**",
                 ]
                 for g in report["gates"]
             ],
