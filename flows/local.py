@@ -2,32 +2,27 @@
 
     python -I -u -m flows.local request.json
 
-Prefect starts a temporary server as a child of the process that runs a flow. So that it dies with the run however the
-run dies, the command line starts this program under the supervisor. It tells what happens on lines `::event {JSON}`,
-and ends with one line `::report {JSON}` or `::error {JSON}`; all other lines are Prefect's own log.
+The server is the one that Prefect's settings name, else the one that `enginehouse up` keeps for this home, else a
+temporary one, a child of this process. So that it dies with the run however the run dies, the command line starts this
+program under the supervisor. It tells what happens on lines `::event {JSON}`, and ends with one line `::report {JSON}`
+or `::error {JSON}`; all other lines are Prefect's own log.
 """
 
+import atexit
 import json
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from flows import server
 from tasks.errors import EnginehouseError, NotReady
 from tasks.events import Event
+from tasks.home import find_home
 
 EVENT, REPORT, ERROR = "::event ", "::report ", "::error "
-
-DEFAULTS = {
-    # The default of 20 s does not suffice for a temporary server's first start on a small machine.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-    # The temporary server is started with `-m`, which looks for modules in the current folder first: a `json.py` there
-    # would be taken for Python's own.
-    "PYTHONSAFEPATH": "1",
-}
 
 
 def say(prefix: str, value: dict[str, Any]) -> None:
@@ -55,30 +50,60 @@ def check_server() -> None:
     from prefect import get_client
     from prefect.settings import get_current_settings
 
-    url = get_current_settings().api.url
-    if url is None:
-        return  # Prefect starts a temporary one
     with get_client(sync_client=True) as client:
         problem = client.api_healthcheck()
     if problem is not None:
         raise NotReady(
-            f"the Prefect server at {url} does not answer: {str(problem) or type(problem).__name__}\n"
+            f"the Prefect server at {get_current_settings().api.url} does not answer: "
+            f"{str(problem) or type(problem).__name__}\n"
             "PREFECT_API_URL or the Prefect profile names it: start it, or unset the variable for a temporary server"
         )
 
 
+def find_server(pipeline: Path, log: Path) -> Callable[[], None]:
+    """Make Prefect use the server that is there, or a temporary one; returns what waits until that answers.
+
+    A temporary one is started before the flow is imported: both take seconds, and neither needs the other.
+    """
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import get_current_settings
+
+    if get_current_settings().api.url is not None:
+        return check_server
+    kept = server.kept(find_home(pipeline.parent))
+    if kept is not None:
+        os.environ["PREFECT_API_URL"] = kept.url
+        wait = check_server
+    else:
+        # Closed when Prefect has sent its last events, which it does at exit: what is registered first is called last.
+        url, process = _AT_EXIT.enter_context(server.temporary(log, os.environ))
+        os.environ["PREFECT_API_URL"] = url
+        os.environ["PREFECT_SERVER_UI_ENABLED"] = "0"  # nothing shall lead to pages that are gone with the run
+
+        def wait() -> None:
+            server.await_answer(url, lambda: process.poll() is None, log)
+
+    refresh_global_settings_context()
+    return wait
+
+
+_AT_EXIT = ExitStack()
+
+
 def main() -> None:
     """Run the flow that the request asks for."""
-    request = json.loads(Path(sys.argv[1]).read_bytes())
-    for name, value in DEFAULTS.items():
+    file = Path(sys.argv[1])
+    request = json.loads(file.read_bytes())
+    for name, value in server.QUIET.items():
         os.environ.setdefault(name, value)
     without_proxy(os.environ)
-    # Prefect reads its settings at import.
-    from flows.train_to_deploy import LISTENER, train_to_deploy
-
-    LISTENER.set(tell)
+    atexit.register(_AT_EXIT.close)
     try:
-        check_server()
+        answers = find_server(Path(request["pipeline"]), file.with_suffix(".prefect.log"))
+        from flows.train_to_deploy import LISTENER, train_to_deploy
+
+        LISTENER.set(tell)
+        answers()
         report = train_to_deploy(**request)
     except EnginehouseError as error:
         say(ERROR, {"kind": error.kind, "message": str(error), "exit_status": error.exit_status})

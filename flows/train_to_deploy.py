@@ -1,6 +1,5 @@
 """The flow `train-to-deploy`: every stage in order, each a Prefect task, with the report as Prefect artifacts."""
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -9,14 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from flows.chain import Job, Selection, open_job, run_stage
+from flows.prefect_artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
 from flows.release import Served, run_release
 from flows.releases import refuse_unfit_plan
-from flows.report import markdown, report_of
+from flows.report import report_of
 from tasks import validate
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
@@ -72,13 +71,13 @@ def train_to_deploy(
         measured = validate.measured(job.store.path(products["validate"]))
         gates = validate.judge(job.pipeline, measured)
     report = report_of(job, outcomes, products, gates)
-    _publish_report(report)
+    publish_report(job, report)
     require(gates, consequence="nothing was published, and the champion stays as it was", override=override)
     if job.selection.covers("verify"):
         released, served = run_release(job, products, listener, _as_task)
         outcomes += released
         report = report_of(job, outcomes, products, gates, served=served, seconds=time.monotonic() - started)
-        _publish_report(report)
+        publish_report(job, report)
     return report
 
 
@@ -97,14 +96,20 @@ def check_tools(job: Job) -> None:
 def _as_task(name: str, work: Callable[[], Any]) -> Any:
     # Our store answers what is built already; Prefect's cache cannot see into what a stage depends on.
     def run() -> Any:
-        return work()
+        result = work()
+        name_task_run(name, result)
+        return result
 
     return task(name=name, cache_policy=NO_CACHE, persist_result=False)(run)()
 
 
 def _told_to(logger: Any, local: Listener) -> Listener:
+    progress = TrainingProgress(_run_name())
+
     def listen(event: Event) -> None:
         match event["type"]:
+            case "progress":
+                progress(event)  # several times a second: too much for a log
             case "line":
                 logger.info("%s: %s", event["stage"], event["line"])
             case "note":
@@ -114,28 +119,12 @@ def _told_to(logger: Any, local: Listener) -> Listener:
             case "stage_ended":
                 logger.info("%s: %s %s", event["stage"], event["state"], event["artifact"] or "")
             case _:
-                pass  # progress comes several times a second: too much for a log
+                pass
         local(event)
 
     return listen
 
 
-def _publish_report(report: dict[str, Any]) -> None:
-    # Prefect allows lower-case letters, digits and dashes in a key.
-    key = re.sub(r"[^a-z0-9]+", "-", report["pipeline"].lower()).strip("-")
-    create_table_artifact(
-        key=f"{key}-stages",
-        table=[
-            {name: str(row[name] or "") for name in ("stage", "state", "artifact", "seconds")}
-            for row in report["stages"]
-        ],
-        description="What each stage of the run did.",
-    )
-    create_table_artifact(
-        key=f"{key}-metrics",
-        table=[
-            {"metric": name, **{r: f"{v:.6f}" for r, v in values.items()}} for name, values in report["metrics"].items()
-        ],
-        description="The recipe's metric on the test data, per runtime.",
-    )
-    create_markdown_artifact(key=f"{key}-report", markdown=markdown(report), description="The run's report.")
+train_to_deploy.on_failure(keep_failure)
+train_to_deploy.on_crashed(keep_failure)
+train_to_deploy.on_cancellation(keep_failure)

@@ -6,9 +6,11 @@ from cyclopts import App
 
 from flows import show
 from flows.cli.artifacts import artifacts
+from flows.cli.metrics import metrics
 from flows.cli.releases import releases
 from flows.cli.run import plan, run
 from flows.cli.serve import serve
+from flows.cli.server import down, up
 from flows.cli.setup import doctor, engine, init
 
 EXIT_STATUS = """\
@@ -35,5 +37,5 @@ app = App(
     console=show.help_console(),
     suppress_keyboard_interrupt=False,  # `flows.cli.main` tells what became of the run
 )
-for command in (run, plan, init, doctor, artifacts, serve, releases, engine):
+for command in (run, plan, init, doctor, artifacts, serve, releases, engine, metrics, up, down):
     app.command(command)

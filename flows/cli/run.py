@@ -11,7 +11,8 @@ from flows.chain import Job, Selection, open_job, survey
 from flows.cli.console import Json, Overrides, PipelineFile, err, notes_to_stderr, print_json, print_lines
 from flows.cli.flow_process import run_flow
 from flows.release import propose, settled
-from flows.report import report_of
+from flows.report import markdown, report_of
+from flows.run_reports import RunFolder
 from tasks import validate
 from tasks.artifacts.record import ArtifactRef
 from tasks.gates import metric_gates, require
@@ -54,7 +55,9 @@ def run(
         selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
         job = open_job(pipeline, overrides, selection, view, override=override)
         report = _unchanged(job)
-        if report is None:
+        if report is not None:
+            RunFolder.new(job.home, job.pipeline.name).keep(report, markdown(report))
+        else:
             request = {
                 "pipeline": str(job.pipeline.source),
                 "overrides": list(overrides),

@@ -115,6 +115,8 @@ def run_rank(program: str, job: dict[str, Any]) -> NoReturn:
     ranks = importlib.import_module(f"{PACKAGE}.rank_failures")
     if ranks.restart_is_vain(Path(job["output"])):
         os._exit(1)
+    lines = importlib.import_module(f"{PACKAGE}.rank_lines")
+    lines.mark_lines(int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1")))
     try:
         prepare_environment()
         load_main(program, importlib.import_module(f"{PACKAGE}.failures"))(job)

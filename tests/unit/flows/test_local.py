@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flows import local
+from flows import local, server
 from tasks.errors import NotReady
 
 
@@ -43,7 +43,7 @@ def test_a_prefect_server_that_does_not_answer_is_named(monkeypatch):
 def test_what_prefect_starts_takes_no_module_from_the_current_folder(tmp_path):
     for name in ("json", "tasks", "logging"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')\n")
-    environ = {**os.environ, **local.DEFAULTS}
+    environ = {**os.environ, **server.QUIET}
     command = [sys.executable, "-m", "uvicorn", "--version"]
     ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,51 @@
+"""The commands `enginehouse metrics`."""
+
+import sys
+from typing import Annotated
+
+from cyclopts import App, Parameter, validators
+
+from flows.cli.console import HomeFolder, home_at, out
+from tasks.errors import Refused
+from tasks.toolchain import processes
+
+PORT = 9847
+"""Of no other exporter's that is well known."""
+
+metrics = App(name="metrics", help="Numbers for Prometheus.")
+
+
+@metrics.command
+def serve(
+    *,
+    port: Annotated[int, Parameter(help="Where it listens.", validator=validators.Number(gt=0))] = PORT,
+    host: Annotated[str, Parameter(help="The address; others than this machine's own see it too.")] = "127.0.0.1",
+    interval: Annotated[
+        float, Parameter(help="Seconds between two looks at the sources.", validator=validators.Number(gte=1))
+    ] = 15.0,
+    home: HomeFolder = None,
+) -> None:
+    """Answer Prometheus at /metrics until it is stopped."""
+    from prometheus_client import start_http_server
+
+    from flows.exporter import Exporter
+
+    if not processes.is_free(port, host):
+        who = processes.listener(port)
+        raise Refused(f"port {port} is taken{f' by {who}' if who else ''}\nname another one with --port")
+    exporter = Exporter(home_at(home))
+    start_http_server(port, addr=host, registry=exporter.registry())
+    out.print(f"metrics of {exporter.home.root} at http://{host}:{port}/metrics", markup=False, soft_wrap=True)
+    exporter.keep_fresh(interval).join()
+
+
+@metrics.command(name="print")
+def print_(*, home: HomeFolder = None) -> None:
+    """Print the numbers once, in Prometheus' text format: for a textfile collector, or to look at."""
+    from prometheus_client import generate_latest
+
+    from flows.exporter import Exporter
+
+    exporter = Exporter(home_at(home))
+    exporter.refresh()
+    sys.stdout.write(generate_latest(exporter.registry()).decode())

@@ -1,0 +1,50 @@
+"""The commands `enginehouse up` and `enginehouse down`."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+
+from flows import server
+from flows.cli.console import HomeFolder, Json, home_at, out, print_json
+from tasks.artifacts.durable import reported
+
+
+def up(
+    *,
+    port: Annotated[
+        int | None, Parameter(help="Where it listens; a free one if left out.", validator=validators.Number(gt=0))
+    ] = None,
+    worker: Annotated[
+        bool, Parameter(negative=(), help=f"Also a worker for the process work pool {server.POOL}.")
+    ] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Start a Prefect server on this machine and keep it: runs of this home find it, and start in seconds."""
+    room = home_at(home)
+    with reported(room.root, "the home"):
+        found, started = server.up(room, port=port, worker=worker)
+    if as_json:
+        print_json({"started": started, "processes": [asdict(process) for process in found]})
+        return
+    told = "runs now" if started else "runs already"
+    for process in found:
+        place = f"{process.ui} (API {process.url})" if process.name == "server" else f"for the work pool {server.POOL}"
+        out.print(f"Prefect {process.name} {told}: {place}, pid {process.pid}", markup=False, soft_wrap=True)
+    out.print(f"for other programs: export PREFECT_API_URL={found[0].url}", markup=False, soft_wrap=True)
+    out.print("end it: enginehouse down", markup=False, soft_wrap=True)
+
+
+def down(*, home: HomeFolder = None, as_json: Json = False) -> None:
+    """End the Prefect server that `enginehouse up` has started, and its worker."""
+    room = home_at(home)
+    with reported(room.root, "the home"):
+        ended = server.down(room)
+    if as_json:
+        print_json([asdict(process) for process in ended])
+        return
+    for process in ended:
+        out.print(f"ended the Prefect {process.name} (pid {process.pid})", markup=False, soft_wrap=True)
+    if not ended:
+        out.print("no Prefect server of this home runs", markup=False, soft_wrap=True)
