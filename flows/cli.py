@@ -20,6 +20,7 @@ from flows.chain import Job, Selection, open_job, survey
 from flows.release import propose, settled
 from flows.releases_cli import releases
 from flows.report import report_of
+from flows.runs_cli import runs
 from flows.words import invoked
 from tasks import validate
 from tasks.artifacts.durable import reported
@@ -47,6 +48,7 @@ Exit status:
   7    an artifact is corrupt, or not reproducible
   8    the store or the model repository cannot be used
   9    refused, since it would overwrite or break something that exists
+  10   rejected by the person who was asked for approval
   130  interrupted
 """
 
@@ -69,6 +71,7 @@ app.command(artifacts)
 app.command(serve)
 app.command(releases)
 app.command(engine)
+app.command(runs)
 
 PipelineFile = Annotated[Path, Parameter(help="The pipeline file.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON value on standard output.")]
