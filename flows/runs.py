@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import psutil
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
@@ -26,6 +25,7 @@ from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFi
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 
 from flows.prefect_api import page, refusals
+from flows.run_owner import owner_lives
 from tasks import errors
 from tasks.errors import ConfigError, EnginehouseError, NotReady, Problem, Refused
 
@@ -37,11 +37,15 @@ GRACE = 75.0
 """Seconds in which a cancelled run's processes have ended: Prefect kills the flow 30 s after it asked it to end, the
 supervisor kills what the flow had started, and a worker looks for cancellations every few seconds."""
 POLL = 0.5
+LATE_LINES = 3.0
+"""Seconds in which the last lines of a run that has ended arrive."""
 
 UNDER_WAY = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
 AGAIN = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
 
 _SHORT = re.compile(r"[0-9a-f]{4,}(-[0-9a-f-]*)?")
+_FINISHED = "Finished in state"
+"""In the last line of a run that was not ended from outside."""
 _RAISED = re.compile(r"exception: (\w+): ")
 
 
@@ -113,6 +117,10 @@ def start(client: SyncPrefectClient, deployment: str, parameters: Mapping[str, A
     """Queue a run of a deployment. Raises `ConfigError` naming the parameter that its schema refuses."""
     with refusals(f"deployment {deployment}"):
         found = client.read_deployment_by_name(deployment)
+    known = dict(found.parameter_openapi_schema or {}).get("properties", {})
+    for name in parameters:  # the server takes what it does not know, and the flow then fails on it
+        if known and name not in known:
+            raise ConfigError(Problem(f"{deployment}: no parameter {name}", hint=f"it has {', '.join(known)}"))
     with refusals(deployment):
         return client.create_flow_run_from_deployment(found.id, parameters=dict(parameters))
 
@@ -122,15 +130,20 @@ def follow(
 ) -> FlowRun:
     """Give each line of the run's log until its state satisfies `until`; then the run as it is."""
     wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
-    seen = 0
+    seen: set[UUID] = set()
+    last_look: float | None = None
     while True:
-        # First the state: what was logged before it changed is then among the lines.
         run = client.read_flow_run(run.id)
-        while lines := client.read_logs(wanted, limit=200, offset=seen, sort=LogSort.TIMESTAMP_ASC):
-            seen += len(lines)
-            for line in lines:
+        # A run's lines are sent in batches, so that some come late, and some after it has ended.
+        for line in client.read_logs(wanted, limit=200, offset=max(0, len(seen) - 100), sort=LogSort.TIMESTAMP_ASC):
+            if line.id not in seen:
+                seen.add(line.id)
                 on_line(line.message)
-        if until(state_of(run)):
+                if last_look is not None and _FINISHED in line.message:
+                    return run
+        if last_look is None and until(state_of(run)):
+            last_look = time.monotonic() + LATE_LINES
+        if last_look is not None and time.monotonic() > last_look:
             return run
         time.sleep(POLL)
 
@@ -190,25 +203,16 @@ def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> F
 
 def may_live(client: SyncPrefectClient, run: FlowRun) -> str | None:
     """Why a run that is marked as running may really do so; `None` where its process is gone."""
-    host, _, pid = (run.infrastructure_pid or "").rpartition(":")
-    if pid.isdecimal() and host in (socket.gethostname(), ""):
-        return f"its process {pid} lives on this machine" if _is_process_of(run, int(pid)) else None
+    lives = owner_lives(run)
+    if lives is not None:
+        return f"its process {run.infrastructure_pid} lives on this machine" if lives else None
     last = last_heartbeat(client, run)
     if last is None:
-        return "has never given a sign of life by which to tell (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)"
+        return "it has given no sign of life by which to tell (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)"
     silent = datetime.now(UTC) - last
     if silent < MISSED * HEARTBEAT:
-        return f"gave a sign of life {silent.total_seconds():.0f} s ago"
+        return f"it gave a sign of life {silent.total_seconds():.0f} s ago"
     return None
-
-
-def _is_process_of(run: FlowRun, pid: int) -> bool:
-    try:
-        return psutil.Process(pid).environ().get("PREFECT__FLOW_RUN_ID", str(run.id)) == str(run.id)
-    except psutil.AccessDenied:
-        return True
-    except psutil.Error:
-        return False
 
 
 def last_heartbeat(client: SyncPrefectClient, run: FlowRun) -> datetime | None:

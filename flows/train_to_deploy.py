@@ -20,7 +20,7 @@ from flows.parameters import Override, PipelineFile
 from flows.release import Served, run_release
 from flows.releases import refuse_unfit_plan
 from flows.report import markdown, report_of
-from flows.run_fence import require_ours
+from flows.run_owner import require_ours, sign
 from tasks import validate
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
@@ -60,6 +60,7 @@ def train_to_deploy(
 ) -> dict[str, Any]:
     """Take a pipeline from its recipe to a verified model on a server."""
     started = time.monotonic()
+    sign()
     listener = _told_to(get_run_logger(), LISTENER.get())
     selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
     job = open_job(pipeline, overrides, selection, listener, override=override)
@@ -86,6 +87,8 @@ def train_to_deploy(
         outcomes += released
         report = report_of(job, outcomes, products, gates, served=served, seconds=time.monotonic() - started)
         _publish_report(report)
+    if all(outcome.state == "reused" for outcome in outcomes):
+        get_run_logger().info("%s: nothing has changed, so nothing was done", job.pipeline.name)
     return report
 
 
