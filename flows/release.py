@@ -161,11 +161,17 @@ def served(job: Job, release: Release, proposal: Proposal, replicas: Sequence[Re
 
 
 def run_release(
-    job: Job, products: Mapping[str, ArtifactRef], listener: Listener, call: Callable[[str, Callable[[], Any]], Any]
+    job: Job,
+    products: Mapping[str, ArtifactRef],
+    listener: Listener,
+    call: Callable[[str, Callable[[], Any]], Any],
+    *,
+    approve: Callable[[Release], str | None] | None = None,
 ) -> tuple[list[Outcome], Served | None]:
     """Verify on a staging server, publish, deploy; only what is not done yet.
 
-    `call` runs one stage under its name (in Prefect: as a task).
+    `call` runs one stage under its name (in Prefect: as a task). `approve` is asked before the live servers move to
+    another release; what it returns is recorded as the reason, and without one nothing is moved.
     """
     target = target_of(job.pipeline, job.home)
     outcomes: list[Outcome] = []
@@ -206,7 +212,10 @@ def run_release(
             )
         if not job.selection.covers(deploy.STAGE):
             return outcomes, None
-        done = stage(deploy.STAGE, partial(_deploy, job, proposal, target, release, listener))
+        reason = None
+        if approve is not None and not proposal.is_champion and (reason := approve(release)) is None:
+            return outcomes, None
+        done = stage(deploy.STAGE, partial(_deploy, job, proposal, target, release, listener, reason))
         retain(job.store, job.pipeline, listener)
         return outcomes, done
 
@@ -240,7 +249,7 @@ def _publish(proposal: Proposal, source: Callable[[Path], None]) -> tuple[str, p
 
 
 def _deploy(
-    job: Job, proposal: Proposal, target: DeployTarget, release: Release, listener: Listener
+    job: Job, proposal: Proposal, target: DeployTarget, release: Release, listener: Listener, reason: str | None
 ) -> tuple[str, Served]:
     live, replicas = deploy.move(
         job.pipeline,
@@ -255,6 +264,6 @@ def _deploy(
     if proposal.is_champion:
         point_aliases(job.store, job.pipeline.name)
     else:
-        record_promotion(job.store, release, action="promote", live=live, replicas=replicas)
+        record_promotion(job.store, release, action="promote", live=live, replicas=replicas, reason=reason)
     state = "started" if proposal.is_champion else "released"
     return state, served(job, release, proposal, replicas)

@@ -5,17 +5,21 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
+from pydantic import Field
 
+from flows import approval, retries
 from flows.chain import Job, Selection, open_job, run_stage
+from flows.parameters import Override, PipelineFile
 from flows.prefect_artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
 from flows.release import Served, run_release
 from flows.releases import refuse_unfit_plan
 from flows.report import report_of
+from flows.run_owner import require_ours, sign
 from tasks import validate
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
@@ -35,24 +39,27 @@ def _run_name() -> str:
 
 @flow(name="train-to-deploy", flow_run_name=_run_name, persist_result=False)
 def train_to_deploy(
-    pipeline: Path,
-    overrides: Sequence[str] = (),
-    start: KeyedName | None = None,
-    until: StageName | None = None,
-    rebuild: Sequence[KeyedName] = (),
-    override: str | None = None,
+    pipeline: PipelineFile,
+    overrides: Annotated[
+        Sequence[Override], Field(description="Fields to set in place of the file's, each `field.sub=value`.")
+    ] = (),
+    start: Annotated[
+        KeyedName | None, Field(description="Take the stages before this one from the store as they were last built.")
+    ] = None,
+    until: Annotated[StageName | None, Field(description="Stop after this stage.")] = None,
+    rebuild: Annotated[
+        Sequence[KeyedName], Field(description="Build these stages anew though the store has their product.")
+    ] = (),
+    override: Annotated[
+        str | None,
+        Field(
+            description="Release though a gate fails, for this reason, which is kept with the release.", min_length=1
+        ),
+    ] = None,
 ) -> dict[str, Any]:
-    """Take a pipeline from its recipe to a verified model on a server.
-
-    Parameters:
-        pipeline: the pipeline file
-        overrides: fields to set in place of the file's, each `field.sub=value`
-        start: take the stages before this one from the store as they were last built
-        until: stop after this stage
-        rebuild: build these stages anew though the store has their product
-        override: release though a gate fails, for this reason, which is kept with the release
-    """
+    """Take a pipeline from its recipe to a verified model on a server."""
     started = time.monotonic()
+    sign()
     listener = _told_to(get_run_logger(), LISTENER.get())
     selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
     job = open_job(pipeline, overrides, selection, listener, override=override)
@@ -74,10 +81,13 @@ def train_to_deploy(
     publish_report(job, report)
     require(gates, consequence="nothing was published, and the champion stays as it was", override=override)
     if job.selection.covers("verify"):
-        released, served = run_release(job, products, listener, _as_task)
+        approve = approval.for_run(job.pipeline, report, listener)
+        released, served = run_release(job, products, listener, _as_task, approve=approve)
         outcomes += released
         report = report_of(job, outcomes, products, gates, served=served, seconds=time.monotonic() - started)
         publish_report(job, report)
+    if all(outcome.state == "reused" for outcome in outcomes):
+        get_run_logger().info("%s: nothing has changed, so nothing was done", job.pipeline.name)
     return report
 
 
@@ -100,7 +110,8 @@ def _as_task(name: str, work: Callable[[], Any]) -> Any:
         name_task_run(name, result)
         return result
 
-    return task(name=name, cache_policy=NO_CACHE, persist_result=False)(run)()
+    require_ours()
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, **retries.policy())(run)()
 
 
 def _told_to(logger: Any, local: Listener) -> Listener:

@@ -10,7 +10,8 @@
     ├── ArtifactCorrupt    7   stored bytes are not the bytes that were stored
     │   └── NotReproducible 7  a rebuild that must give equal bytes gave others
     ├── StoreUnusable      8   the artifact store or the model repository cannot be read or written
-    └── Refused            9   doing it would overwrite or break something that exists
+    ├── Refused            9   doing it would overwrite or break something that exists
+    └── Rejected          10   a person was asked for approval and said no
 
 The number is the exit status of the command line (`flows.cli`, the only place that exits). Errors of programming are
 no part of this tree and are never wrapped in it: they keep their traceback and end with status 1.
@@ -30,6 +31,11 @@ class EnginehouseError(Exception):
 
     exit_status: ClassVar[int] = 1
     kind: ClassVar[str] = "error"
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same may go well in a while though nobody mends anything: a run that nobody watches retries."""
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,13 @@ class CommandFailed(EnginehouseError):
             parts.append("last lines:\n" + "\n".join(f"  {line}" for line in last_lines))
         super().__init__("\n".join(parts))
 
+    @property
+    def passes(self) -> bool:
+        """For a port that is taken, and for a child that was killed for no reason that lies in its work."""
+        if self.cause is None:
+            return self.ended == "supervisor killed" or self.ended.startswith("killed by")
+        return "port is in use" in self.cause
+
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
@@ -145,14 +158,22 @@ class NotReady(EnginehouseError):
     exit_status = 6
     kind = "not ready"
 
-    def __init__(self, message: str, *, log: Path | None = None, last_lines: Sequence[str] = ()) -> None:
-        self.log, self.last_lines = log, tuple(last_lines)
+    def __init__(
+        self, message: str, *, log: Path | None = None, last_lines: Sequence[str] = (), passes: bool = True
+    ) -> None:
+        """`passes`: whether waiting may help, as it does not where the server has said that it cannot."""
+        self.log, self.last_lines, self._passes = log, tuple(last_lines), passes
         parts = [message]
         if log is not None:
             parts.append(f"log: {log}")
         if last_lines:
             parts.append("last lines:\n" + "\n".join(f"  {line}" for line in last_lines))
         super().__init__("\n".join(parts))
+
+    @property
+    def passes(self) -> bool:
+        """A server may come up, and a port become free."""
+        return self._passes
 
 
 class ArtifactCorrupt(EnginehouseError):
@@ -186,3 +207,10 @@ class Refused(EnginehouseError):
 
     exit_status = 9
     kind = "refused"
+
+
+class Rejected(EnginehouseError):
+    """A person was asked for approval and said no; the candidate stays a candidate, and nothing was moved."""
+
+    exit_status = 10
+    kind = "rejected"

@@ -114,7 +114,8 @@ def verify_server(
     """
     if found := disagreements(address, candidate):
         raise NotReady(
-            f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found)
+            f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found),
+            passes=False,
         )
     report = measure_server(
         address,
@@ -261,7 +262,8 @@ def ask_golden(
     """
     if found := disagreements(address, candidate):
         raise NotReady(
-            f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found)
+            f"the {runtime} server at {address.http_url} does not serve what it should:\n" + "\n".join(found),
+            passes=False,
         )
     tolerance = kind_of(pipeline).tolerance(pipeline)
     output, job_file = work / "golden" / "output", work / "golden.json"

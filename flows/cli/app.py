@@ -9,6 +9,7 @@ from flows.cli.artifacts import artifacts
 from flows.cli.metrics import metrics
 from flows.cli.releases import releases
 from flows.cli.run import plan, run
+from flows.cli.runs import runs
 from flows.cli.serve import serve
 from flows.cli.server import down, up
 from flows.cli.setup import doctor, engine, init
@@ -25,6 +26,7 @@ Exit status:
   7    an artifact is corrupt, or not reproducible
   8    the store or the model repository cannot be used
   9    refused, since it would overwrite or break something that exists
+  10   rejected by the person who was asked for approval
   130  interrupted
 """
 
@@ -37,5 +39,5 @@ app = App(
     console=show.help_console(),
     suppress_keyboard_interrupt=False,  # `flows.cli.main` tells what became of the run
 )
-for command in (run, plan, init, doctor, artifacts, serve, releases, engine, metrics, up, down):
+for command in (run, plan, init, doctor, artifacts, serve, releases, engine, runs, metrics, up, down):
     app.command(command)

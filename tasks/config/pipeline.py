@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
 
@@ -66,6 +66,11 @@ class Pipeline(Settings):
         default_factory=lambda: cast("DeployConfig", {"kind": "process"}), validate_default=True
     )
     """Where the model is served; its fields depend on `kind`. `process` if left out."""
+    approve: Placement[Literal["before_promote"] | None] = None
+    """`before_promote`: a person has to agree before the live servers move to a verified candidate. Nobody is asked if
+    left out."""
+    approve_within_hours: Placement[Annotated[float, Field(gt=0)]] = 24.0
+    """How long a run waits for that; then it has failed, and the candidate stays a candidate."""
 
     _source: Path = PrivateAttr(default_factory=lambda: Path("pipeline.yaml").absolute())
     _lines: Mapping[str, int | None] = PrivateAttr(default_factory=dict)

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 PACKAGE = "enginehouse_programs"
 PROGRAMS = (
     "train", "curves", "export", "evaluate", "golden", "load", "shadow", "samples", "scores", "precision", "preflight",
+    "drift",
 )  # fmt: skip
 MENDS = {
     "torch": "pip install torch",

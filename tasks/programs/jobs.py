@@ -1,6 +1,6 @@
 """What goes into each program, and what comes out: the only words that stages and programs share.
 
-    python -I -u bootstrap.py train|curves|export|evaluate|samples|scores|precision|preflight job.json
+    python -I -u bootstrap.py train|curves|export|evaluate|samples|scores|precision|preflight|drift job.json
 
 A job is one JSON object. All its paths are absolute. Every program writes into two folders, which it makes if need be:
 
@@ -418,6 +418,24 @@ class PreflightJob(TypedDict):
     """Of the GPU that shall serve; the nearest older one that TensorRT-RTX knows stands in for others."""
     output: str
     work: str
+
+
+class DriftJob(TypedDict):
+    """`drift`: the recipe's own comparison of recent data with the training's."""
+
+    recipe: str
+    inputs: list[str]
+    recent: str
+    """A file or folder; the recipe knows what it holds."""
+    output: str
+    work: str
+
+
+class DriftReport(TypedDict):
+    """`output/report.json` of `drift`."""
+
+    drifted: bool
+    scores: dict[str, float]
 
 
 class GoldenJob(TypedDict):

@@ -14,6 +14,7 @@
         def scheduler(self, optimizer, total_steps): ...   # optional: a schedule of the learning rate, by steps
         def collate(self, items): ...              # optional: list of items -> (inputs, targets), as torch's default
         def example(self, sizes): ...              # optional: {"batch": 3, "sequence": 17} -> inputs as arrays
+        def drift(self, reference, recent): ...    # optional: training data, path -> {"drifted": bool, numbers by name}
 
 `forward` may return a tensor, a tuple or a dict. `loss` gives one value per row, so that rows which only fill up a
 rank's share can weigh nothing. `metric` sees plain arrays, batch by batch, and is the same object on every runtime:

@@ -25,6 +25,7 @@ OPTIONAL_METHODS = {
     "scheduler": ("(optimizer, total_steps)", 2),
     "collate": ("(items)", 1),
     "example": ("(sizes)", 1),
+    "drift": ("(reference, recent)", 2),
 }
 
 

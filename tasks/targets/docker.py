@@ -281,7 +281,8 @@ class DockerTarget:
                 why = f"is not ready after {self._config.ready_timeout_seconds:g} s"
                 break
             time.sleep(0.1)
-        raise NotReady(f"the container {container.name} {why}", last_lines=tail(container))
+        refused = why.startswith("could not load")
+        raise NotReady(f"the container {container.name} {why}", last_lines=tail(container), passes=not refused)
 
 
 def replica(container: Any) -> Replica:

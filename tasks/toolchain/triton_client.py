@@ -235,6 +235,7 @@ def _control(address: Address, what: str, log: Path | None, call: Callable[[Any]
             f"{what} on the Triton server at {address.grpc_url} failed: {said}",
             log=log,
             last_lines=last_lines(log, 3) if log is not None and "failed to poll" in said else (),
+            passes="failed to load" not in said and "failed to poll" not in said,
         ) from error
     finally:
         client.close()

@@ -264,6 +264,7 @@ def _raise_failed(record: ServerRecord, waiting: Sequence[str]) -> None:
             f"the Triton server {record.name} could not load\n" + "\n".join(failed),
             log=record.log,
             last_lines=last_lines(record.log),
+            passes=False,
         )
 
 

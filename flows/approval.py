@@ -1,0 +1,70 @@
+"""`approve: before_promote`: a person says yes or no to a verified candidate, in the UI, by command or by the API.
+
+The run is suspended: its process ends, and nothing is held while it waits. When the answer has come it starts again
+from the top, where the store answers for all that is done, and finds the answer. The answer belongs to one release: a
+run that comes to another candidate asks again.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prefect import get_run_logger, suspend_flow_run
+from prefect.input import RunInput
+from prefect.runtime import deployment, flow_run
+from pydantic import Field
+
+from flows.report import markdown
+from flows.words import invoked
+from tasks.config import Pipeline
+from tasks.errors import Rejected
+from tasks.events import Listener, note
+from tasks.releases import Release
+
+
+class Decision(RunInput):
+    """The form."""
+
+    approve: bool = Field(True, description="Whether the candidate becomes the champion.")
+    by: str = Field(min_length=1, description="Who decides; kept with the release.")
+    reason: str = Field("", description="Why; kept with the release.")
+
+
+Approve = Callable[[Release], str | None]
+"""Asked before the live servers move: the reason to record. `None`: not yet, and nothing is to be moved."""
+
+
+def for_run(pipeline: Pipeline, report: Mapping[str, Any], listener: Listener) -> Approve | None:
+    """Return what a run of this pipeline asks before it promotes; nothing where its file does not say so."""
+    if pipeline.approve is None:
+        return None
+
+    def approve(release: Release) -> str | None:
+        if deployment.id is None:  # Prefect suspends nothing that it could not start again
+            note(
+                listener,
+                f"{release.ref} is verified and published, and waits for approval: "
+                f"`{' '.join(invoked())} releases promote {release.ref} --reason …` makes it the champion",
+            )
+            return None
+        get_run_logger().info(
+            "%s waits for approval, for %g hours: in the UI, or enginehouse runs approve|reject %s",
+            release.ref,
+            pipeline.approve_within_hours,
+            flow_run.id,
+        )
+        decision = suspend_flow_run(
+            wait_for_input=Decision.with_initial_data(
+                description=f"`{release.ref}` is verified. Shall it be served?\n\n{markdown(report)}", by=""
+            ),
+            timeout=round(3600 * pipeline.approve_within_hours),
+            key=f"{release.ref.pipeline}-release-{release.ref.number}",
+        )
+        because = f": {decision.reason}" if decision.reason else ""
+        if not decision.approve:
+            raise Rejected(
+                f"{release.ref} was rejected by {decision.by}{because}\n"
+                f"it stays as it is, a candidate: `enginehouse releases promote {release.ref}` serves it all the same"
+            )
+        return f"approved by {decision.by}{because}"
+
+    return approve

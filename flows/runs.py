@@ -1,0 +1,269 @@
+"""Flow runs on a Prefect server: found, started, followed, resumed, cancelled, decided on."""
+
+import getpass
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.sorting import FlowRunSort, LogSort
+from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
+from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
+
+from flows.prefect_api import page, refusals
+from flows.run_owner import owner_lives
+from tasks import errors
+from tasks.errors import ConfigError, EnginehouseError, NotReady, Problem, Refused
+
+HEARTBEAT = timedelta(seconds=30)
+"""What `prefect.yaml` sets as PREFECT_FLOWS_HEARTBEAT_FREQUENCY."""
+MISSED = 3
+"""A run that has missed so many heartbeats is taken for dead."""
+GRACE = 75.0
+"""Seconds in which a cancelled run's processes have ended: Prefect kills the flow 30 s after it asked it to end, the
+supervisor kills what the flow had started, and a worker looks for cancellations every few seconds."""
+POLL = 0.5
+LATE_LINES = 3.0
+"""Seconds in which the last lines of a run that has ended arrive."""
+
+UNDER_WAY = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
+AGAIN = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
+
+_SHORT = re.compile(r"[0-9a-f]{4,}(-[0-9a-f-]*)?")
+_FINISHED = "Finished in state"
+"""In the last line of a run that was not ended from outside."""
+_RAISED = re.compile(r"exception: (\w+): ")
+
+
+def state_of(run: FlowRun) -> State[Any]:
+    """A run's state; one that was just made has none for a moment."""
+    return run.state or Scheduled()
+
+
+def listing(client: SyncPrefectClient, *, states: Sequence[str] = (), limit: int = 20) -> list[dict[str, Any]]:
+    """The newest runs, newest first."""
+    wanted = None
+    if states:
+        known = {kind.value.lower(): kind for kind in StateType}
+        if unknown := [state for state in states if state.lower() not in known]:
+            raise ConfigError(Problem(f"no state {unknown[0]}", hint=f"one of {', '.join(known)}"))
+        types = [known[state.lower()] for state in states]
+        wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)))
+    runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=limit)
+    named = names_of_deployments(client, {run.deployment_id for run in runs if run.deployment_id})
+    return [described(run, named) for run in runs]
+
+
+def names_of_deployments(client: SyncPrefectClient, ids: set[UUID]) -> Mapping[UUID, str]:
+    """The names of deployments, by their ids."""
+    if not ids:
+        return {}
+    found = client.read_deployments(deployment_filter=DeploymentFilter.model_validate({"id": {"any_": list(ids)}}))
+    return {each.id: each.name for each in found}
+
+
+def described(run: FlowRun, deployments: Mapping[UUID, str] | None = None) -> dict[str, Any]:
+    """A run as JSON."""
+    state = state_of(run)
+    began = run.start_time or run.expected_start_time
+    return {
+        "id": str(run.id),
+        "name": run.name,
+        "deployment": (deployments or {}).get(run.deployment_id) if run.deployment_id else None,
+        "state": state.name,
+        "type": state.type.value,
+        "message": state.message,
+        "started": None if began is None else began.isoformat(timespec="seconds"),
+        "seconds": round(run.total_run_time.total_seconds(), 1),
+        "attempts": run.run_count,
+        "parameters": run.parameters,
+        "where": run.infrastructure_pid,
+        "page": page("runs/flow-run", run.id),
+    }
+
+
+def find(client: SyncPrefectClient, text: str) -> FlowRun:
+    """The run with that id, or the only recent one whose id begins so. Raises `ConfigError`."""
+    if not _SHORT.fullmatch(text):
+        raise ConfigError(Problem(f"{text} is no id of a run", hint="`enginehouse runs ls` shows them"))
+    if len(text) == 36:
+        with refusals(f"run {text}"):
+            return client.read_flow_run(UUID(text))
+    recent = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=200)
+    found = [run for run in recent if str(run.id).startswith(text)]
+    if len(found) != 1:
+        what = "no recent run" if not found else f"{len(found)} runs"
+        raise ConfigError(
+            Problem(f"{what} with an id that begins with {text}", hint="`enginehouse runs ls` shows them")
+        )
+    return found[0]
+
+
+def start(client: SyncPrefectClient, deployment: str, parameters: Mapping[str, Any]) -> FlowRun:
+    """Queue a run of a deployment. Raises `ConfigError` naming the parameter that its schema refuses."""
+    with refusals(f"deployment {deployment}"):
+        found = client.read_deployment_by_name(deployment)
+    known = dict(found.parameter_openapi_schema or {}).get("properties", {})
+    for name in parameters:  # the server takes what it does not know, and the flow then fails on it
+        if known and name not in known:
+            raise ConfigError(Problem(f"{deployment}: no parameter {name}", hint=f"it has {', '.join(known)}"))
+    with refusals(deployment):
+        return client.create_flow_run_from_deployment(found.id, parameters=dict(parameters))
+
+
+def follow(
+    client: SyncPrefectClient, run: FlowRun, on_line: Callable[[str], None], *, until: Callable[[State[Any]], bool]
+) -> FlowRun:
+    """Give each line of the run's log until its state satisfies `until`; then the run as it is."""
+    wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+    seen: set[UUID] = set()
+    last_look: float | None = None
+    while True:
+        run = client.read_flow_run(run.id)
+        # A run's lines are sent in batches, so that some come late, and some after it has ended.
+        for line in client.read_logs(wanted, limit=200, offset=max(0, len(seen) - 100), sort=LogSort.TIMESTAMP_ASC):
+            if line.id not in seen:
+                seen.add(line.id)
+                on_line(line.message)
+                if last_look is not None and _FINISHED in line.message:
+                    return run
+        if last_look is None and until(state_of(run)):
+            last_look = time.monotonic() + LATE_LINES
+        if last_look is not None and time.monotonic() > last_look:
+            return run
+        time.sleep(POLL)
+
+
+def at_rest(state: State[Any]) -> bool:
+    """Whether a run goes no further by itself: it has ended, or waits for a person."""
+    return state.is_final() or state.is_paused()
+
+
+def raised(state: State[Any]) -> EnginehouseError | None:
+    """The error with which a run has ended, with its kind and exit status; `None` for one that has gone well."""
+    if state.is_completed():
+        return None
+    message = state.message or state.name or ""
+    named = _RAISED.search(message)
+    kind = getattr(errors, named[1], None) if named else None
+    if isinstance(kind, type) and issubclass(kind, EnginehouseError):
+        assert named is not None
+        return Told(message[named.end() :], kind=kind.kind, exit_status=kind.exit_status)
+    return Told(message, kind=(state.name or "failed").lower(), exit_status=1)
+
+
+class Told(EnginehouseError):
+    """An error of the tree that a run on another machine told us in words."""
+
+    def __init__(self, message: str, *, kind: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.kind, self.exit_status = kind, exit_status  # type: ignore[misc]  # of this one instance
+
+
+def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> FlowRun:
+    """Let a run that has failed, crashed or been cancelled begin again, with the same parameters.
+
+    What is done already the store answers for. One that is still marked as running though its process is gone is marked
+    as crashed first. Raises `Refused` for one that may still live, has gone well, or waits for something else.
+    """
+    state = state_of(run)
+    if state.type in UNDER_WAY:
+        if not force and (why := may_live(client, run)) is not None:
+            raise Refused(
+                f"the run {run.id} is {state.name}, and {why}\n"
+                "cancel it with `enginehouse runs cancel`; or, if you know that it is gone, --force"
+            )
+        _set(client, run, Crashed(message="Its process is gone; it was resumed by a person."))
+    elif state.is_paused():
+        raise Refused(f"the run {run.id} waits for approval: `enginehouse runs approve {run.id}`, or reject")
+    elif state.type not in AGAIN:
+        raise Refused(f"the run {run.id} is {state.name}: there is nothing to resume")
+    if run.deployment_id is None:
+        raise Refused(
+            f"the run {run.id} belongs to no deployment, so no worker can go on with it\n"
+            "start what began it once more: it goes on from the last product, training from its last checkpoint"
+        )
+    _set(client, run, Scheduled(name="AwaitingRetry", message=f"Resumed by {person()}."))
+    return client.read_flow_run(run.id)
+
+
+def may_live(client: SyncPrefectClient, run: FlowRun) -> str | None:
+    """Why a run that is marked as running may really do so; `None` where its process is gone."""
+    lives = owner_lives(run)
+    if lives is not None:
+        return f"its process {run.infrastructure_pid} lives on this machine" if lives else None
+    last = last_heartbeat(client, run)
+    if last is None:
+        return "it has given no sign of life by which to tell (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)"
+    silent = datetime.now(UTC) - last
+    if silent < MISSED * HEARTBEAT:
+        return f"it gave a sign of life {silent.total_seconds():.0f} s ago"
+    return None
+
+
+def last_heartbeat(client: SyncPrefectClient, run: FlowRun) -> datetime | None:
+    """When the run gave its last sign of life."""
+    wanted = EventFilter(
+        occurred=EventOccurredFilter.model_validate({"since": run.created or datetime.now(UTC) - timedelta(days=7)}),
+        event=EventNameFilter(name=["prefect.flow-run.heartbeat"]),
+        resource=EventResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
+    )
+    events = client.read_events(wanted, limit=1).events
+    return max((event.occurred for event in events), default=None)
+
+
+def cancel(client: SyncPrefectClient, run: FlowRun, *, within: float = GRACE) -> FlowRun:
+    """Cancel a run, and wait until all its processes have ended.
+
+    Where no worker is left to do it, and the run's process is gone too, it is marked as cancelled. Raises `NotReady`
+    where the process goes on.
+    """
+    if state_of(run).is_final():
+        raise Refused(f"the run {run.id} has ended: {state_of(run).name}")
+    if state_of(run).type != StateType.CANCELLING:
+        _set(client, run, Cancelling(message=f"Cancelled by {person()}."), force=False)
+    deadline = time.monotonic() + within
+    while not state_of(run := client.read_flow_run(run.id)).is_final():
+        if time.monotonic() > deadline:
+            if (why := may_live(client, run)) is not None:
+                raise NotReady(f"after {within:g} s the run {run.id} has not ended, and {why}: does its worker run?")
+            _set(client, run, Cancelled(message="No worker was left to cancel it; its process is gone."))
+        time.sleep(POLL)
+    return run
+
+
+def decide(client: SyncPrefectClient, run: FlowRun, *, approve: bool, by: str | None, reason: str | None) -> None:
+    """Answer a run that waits for approval. Raises `Refused` for one that does not, or does not any more."""
+    if not state_of(run).is_paused():
+        raise Refused(f"the run {run.id} does not wait for approval: it is {state_of(run).name}")
+    answer = {"approve": approve, "by": by or person(), "reason": reason or ""}
+    with refusals(f"the run {run.id}"):
+        response = client.resume_flow_run(run.id, run_input=answer)
+    if response.status != SetStateStatus.ACCEPT:
+        raise Refused(f"the run {run.id} was not resumed: {getattr(response.details, 'reason', response.status)}")
+
+
+def person() -> str:
+    """Who acts."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _set(client: SyncPrefectClient, run: FlowRun, state: State[Any], *, force: bool = True) -> None:
+    with refusals(f"run {run.id}"):
+        result = client.set_flow_run_state(run.id, state, force=force)
+    if result.status == SetStateStatus.ABORT:
+        raise Refused(f"the run {run.id} cannot become {state.name}: {getattr(result.details, 'reason', '')}")
