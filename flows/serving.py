@@ -7,6 +7,7 @@ from typing import Any
 
 from tasks.home import Home
 from tasks.targets import Replica, docker, process
+from tasks.targets.docker_options import LABELS
 from tasks.toolchain import triton, triton_client
 
 
@@ -67,7 +68,7 @@ def running(home: Home) -> list[RunningServer]:
                 facts={
                     "container": container.short_id,
                     "image": ", ".join(container.image.tags),
-                    "repository": container.labels[docker.LABELS["repository"]],
+                    "repository": container.labels[LABELS["repository"]],
                     "log": f"docker logs {container.name}",
                     "started": container.attrs["State"]["StartedAt"],
                 },

@@ -111,18 +111,20 @@ def champion_gates(
     return results
 
 
-def load_gates(gate: LoadGate, candidate: Mapping[str, float], champion: Mapping[str, float]) -> list[GateResult]:
+def load_gates(
+    gate: LoadGate, candidate: Mapping[str, float], champion: Mapping[str, float], *, by: str
+) -> list[GateResult]:
     """Judge how the candidate bears load; both hold `p99` (ms) and `throughput` (requests/s) of the same run."""
     ours, theirs = candidate, champion
     return [
         *_within(
-            f"load: p99 of {ours['p99']:.3g} ms to the champion's {theirs['p99']:.3g} ms",
+            f"load ({by}): p99 of {ours['p99']:.3g} ms to the champion's {theirs['p99']:.3g} ms",
             "staging",
             ours["p99"] / theirs["p99"],
             at_most=gate.max_p99_ratio,
         ),
         *_within(
-            f"load: {ours['throughput']:.4g}/s to the champion's {theirs['throughput']:.4g}/s",
+            f"load ({by}): {ours['throughput']:.4g}/s to the champion's {theirs['throughput']:.4g}/s",
             "staging",
             ours["throughput"] / theirs["throughput"],
             at_least=gate.min_throughput_ratio,

@@ -1,9 +1,10 @@
 """Moves the servers of a target to a release, one after the other, and commits it; or moves them back.
 
-The order makes every instant safe. The versions lie in the repository. A server is moved by a load call that carries
-the config, and is asked again; then the next one. Only when all agree is `config.pbtxt` replaced, which commits: a
-server that restarts before that serves what was the champion, and one that restarts after it the new one. Whatever
-fails, those already moved are moved back.
+The order makes every instant safe. The versions lie in the repository. A server is moved, by a load call that carries
+the config or by being replaced where its image holds what it serves, and is asked again; then the next one. Only when
+all agree is `config.pbtxt` replaced, which commits: a server that restarts before that serves what was the champion,
+and one that restarts after it the new one (one that was baked restarts as it is). Whatever fails, those already moved
+are moved back.
 """
 
 from __future__ import annotations
@@ -51,18 +52,12 @@ def roll_out(
             if disagreements(replica.address, candidate):
                 clear_leftovers(folder)
                 moved.append(replica)
-                triton_client.load(
-                    replica.address,
-                    candidate.model,
-                    config_text=candidate.config,
-                    log=replica.log,
-                    timeout=load_seconds,
-                )
+                target.move(replica, candidate.model, candidate.config, timeout=load_seconds)
             check(replica, index)
         commit_config(folder, candidate.config, replacing=committed)
     except BaseException:
         for replica in reversed(moved):
-            _move_back(replica, candidate.model, committed, listener, load_seconds)
+            _move_back(target, replica, candidate.model, committed, listener, load_seconds)
         raise
     return replicas
 
@@ -78,13 +73,12 @@ def require_reachable(replicas: Sequence[Replica]) -> None:
         )
 
 
-def _move_back(replica: Replica, model: str, committed: str | None, listener: Listener, load_seconds: float) -> None:
+def _move_back(
+    target: DeployTarget, replica: Replica, model: str, committed: str | None, listener: Listener, load_seconds: float
+) -> None:
     where = replica.address.http_url
     try:
-        if committed is None:
-            triton_client.unload(replica.address, model)
-        else:
-            triton_client.load(replica.address, model, config_text=committed, log=replica.log, timeout=load_seconds)
+        target.move(replica, model, committed, timeout=load_seconds)
     except EnginehouseError as error:  # the first failure is the one to report; this one is told beside it
         note(listener, f"{where} could not be moved back to the champion: {error}\n`enginehouse releases repair` will")
     else:

@@ -24,7 +24,7 @@ from tasks.gates import (
     slice_gates,
 )
 from tasks.stage import Site, Step, program_step, read_json, run_step
-from tasks.toolchain import command, triton_client
+from tasks.toolchain import command, perf_analyzer, triton_client
 from tasks.toolchain.config_pbtxt import listed_versions, messages, parse
 from tasks.toolchain.triton_client import Address
 
@@ -216,6 +216,9 @@ def compare_with_champion(
             theirs = report["slices"].get(name, {})
             gates += champion_gates(pipeline.gates.slices, f"slices.{name}.", metrics, theirs)
     if (load := pipeline.gates.load) is not None:
+        analyzer = None if load.tool == "own" else perf_analyzer.find()
+        if analyzer is None and load.tool == "perf_analyzer":
+            raise perf_analyzer.missing()
         step = program_step(
             Site(pipeline=pipeline, materials={}, work=work),
             "load",
@@ -229,13 +232,16 @@ def compare_with_champion(
                 "concurrency": load.concurrency,
                 "rounds": load.rounds,
                 "seconds": load.seconds,
+                "perf_analyzer": None if analyzer is None else str(analyzer),
+                "max_batch_size": parse(candidate.config).max_batch_size,
             },
             timeout_seconds=evaluation.timeout_seconds(pipeline),
         )
         work.mkdir(parents=True, exist_ok=True)
         run_step(step, log=log, on_line=line_listener(listener, "load"), run=run)
         found = read_json(step.output / "report.json")["versions"]
-        gates += load_gates(load, found[str(candidate.version)], found[str(champion)])
+        by = "own load" if analyzer is None else "perf_analyzer"
+        gates += load_gates(load, found[str(candidate.version)], found[str(champion)], by=by)
     return gates
 
 

@@ -20,9 +20,12 @@ def bake(desk: Desk, tag: str, *, base: str, push: bool) -> dict[str, Any]:
     baked = docker_image.bake(
         tag,
         base=base,
-        model=release.model,
-        config=release.config(desk.store),
-        versions={v: partial(desk.store.materialise, engine.content) for v, engine in engines.items()},
+        models={
+            release.model: docker_image.Model(
+                config=release.config(desk.store),
+                versions={v: partial(desk.store.materialise, engine.content) for v, engine in engines.items()},
+            )
+        },
         labels={
             "release": str(release.ref),
             "record": str(release.ref.record),

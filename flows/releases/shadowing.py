@@ -74,6 +74,11 @@ def _on_staging(desk: Desk, release: Release) -> Iterator[tuple[Replica, str | N
 
 @contextmanager
 def _on_live(desk: Desk, champion: Release, release: Release) -> Iterator[tuple[Replica, str | None, Path]]:
+    if not desk.target.reads_repository:
+        raise Refused(
+            "the servers hold what they serve, and see no model repository that a candidate could be loaded from "
+            "(deploy.baked)\ncompare on a staging server, without --live"
+        )
     repository = publish.Repository(desk.pipeline.repository)
     with (
         deploy.release_lock(desk.home, desk.pipeline.repository, desk.pipeline.model),

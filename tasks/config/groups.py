@@ -270,6 +270,8 @@ class LoadGate(Settings):
     """How often the two take turns."""
     seconds: Placement[Annotated[float, Field(gt=0)]] = 1.0
     """How long a turn takes."""
+    tool: Placement[Literal["auto", "own", "perf_analyzer"]] = "auto"
+    """What makes the load: NVIDIA's perf_analyzer, our own clients, or perf_analyzer where there is one that runs."""
 
     @model_validator(mode="after")
     def _says_something(self) -> LoadGate:

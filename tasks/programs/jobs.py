@@ -466,6 +466,10 @@ class LoadJob(TypedDict):
     rounds: int
     seconds: float
     """Of each version's turn in a round."""
+    perf_analyzer: str | None
+    """The program that makes the load; `None` for our own clients."""
+    max_batch_size: int
+    """The server's; 0 where the batch axis is one of the model's own."""
     output: str
     work: str
 

@@ -16,6 +16,7 @@ from tasks.config import DEPLOY_TARGETS, DeployConfig, Pipeline, load_kind
 from tasks.engines.passport import ServerFacts
 from tasks.events import Listener
 from tasks.home import Home
+from tasks.toolchain import triton_client
 from tasks.toolchain.triton_client import Address
 
 
@@ -41,6 +42,10 @@ class DeployTarget(Protocol):
     def size(self) -> int:
         """How many servers there should be."""
 
+    @property
+    def reads_repository(self) -> bool:
+        """Whether its servers see the model repository, so that a load call can bring in whatever lies there."""
+
     def check(self) -> None:
         """Raise `ToolMissing` when this target cannot work here; called before anything is built."""
 
@@ -56,6 +61,11 @@ class DeployTarget(Protocol):
         Raises `NotReady` with the end of the server's log.
         """
 
+    def move(self, replica: Replica, model: str, config: str | None, *, timeout: float) -> None:
+        """Bring one server to what `config`, the text of a `config.pbtxt`, lists of the model; with `None`, to serve it
+        no more. The versions lie in the repository. Raises `NotReady` when it does not follow within `timeout` seconds.
+        """
+
     def staging(self, repository: Path, model: str, folder: Path) -> AbstractContextManager[Replica]:
         """A ready server of the same kind on another repository, which ends with the `with` and with us; its files and
         its log lie in `folder`. Raises `NotReady` when it does not load the model."""
@@ -65,6 +75,14 @@ class DeployTarget(Protocol):
 
     def stop(self) -> Sequence[Replica]:
         """End the servers and return those that ran."""
+
+
+def load_call(replica: Replica, model: str, config: str | None, *, timeout: float) -> None:
+    """The `move` of servers that read the model repository: a load call that carries the config, or an unload call."""
+    if config is None:
+        triton_client.unload(replica.address, model)
+    else:
+        triton_client.load(replica.address, model, config_text=config, log=replica.log, timeout=timeout)
 
 
 def target_of(pipeline: Pipeline, home: Home) -> DeployTarget:

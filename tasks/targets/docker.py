@@ -2,7 +2,8 @@
 
 The model repository is mounted read-only. The containers read at each start what is released there
 (`containers/triton/start.py`), so they need not be made anew for a release: they are moved like any other server. They
-are made anew, one after the other, where the pipeline file's `deploy` asks for other containers.
+are made anew, one after the other, where the pipeline file's `deploy` asks for other containers; and for every release
+where it asks for images that hold what they serve (`baked`).
 """
 
 from __future__ import annotations
@@ -12,113 +13,24 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from tasks.artifacts.digest import digest_of
-from tasks.config import DeployConfig, Keyed, Pipeline, Placement, Port, PositiveInt, Text
+from tasks.config import DeployConfig, Pipeline
 from tasks.engines.passport import ServerFacts
 from tasks.errors import NotReady
 from tasks.events import Listener, note
 from tasks.home import Home
-from tasks.targets import Replica
+from tasks.targets import Replica, load_call
+from tasks.targets.docker_baked import released_image
+from tasks.targets.docker_options import LABELS, PORTS, STOP_SECONDS, DockerConfig, container_options, spec_of
 from tasks.targets.process import server_name
 from tasks.toolchain import probe, triton_client
 from tasks.toolchain.docker_engine import PREFIX, engine, held, reported, require_image, tail
+from tasks.toolchain.model_repository import Repository
 from tasks.toolchain.processes import boot_id, find_free_ports, is_free, listener, start_time
 from tasks.toolchain.triton_client import Address
 from tasks.toolchain.triton_token import is_exposed, make_token, read_token
-
-REPOSITORY = "/models"
-TOKEN = "/run/secrets/enginehouse-token"  # noqa: S105 - the path of a file
-"""Where the containers see the model repository."""
-PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
-"""Triton's, inside a container."""
-STOP_SECONDS = 20
-"""Triton drains for 10; then the engine kills."""
-LABELS = {name: f"{PREFIX}{name}" for name in ("home", "repository", "replica", "spec", "staging")}
-
-
-class DockerConfig(DeployConfig):
-    """Triton servers in containers on this machine's Docker engine."""
-
-    kind: Keyed[Literal["docker"]]
-    """Containers."""
-    image: Placement[Text] = "enginehouse/triton:cpu"
-    """The image of the server; `containers/build triton` makes the default one."""
-    replicas: Placement[PositiveInt] = 1
-    """How many containers. A release moves them one after the other."""
-    host: Placement[Text] = "127.0.0.1"
-    """The address of this machine at which their ports are published. Anything but loopback exposes them."""
-    http_port: Placement[Port | None] = None
-    """The port of HTTP of the first container, the next one's is one higher; free ones if left out."""
-    grpc_port: Placement[Port | None] = None
-    """The same for gRPC."""
-    metrics_port: Placement[Port | None] = None
-    """The same for the metrics."""
-    cpus: Placement[Annotated[float, Field(gt=0)] | None] = None
-    """Processors that a container may use; all if left out."""
-    memory: Placement[Annotated[str, Field(pattern=r"^[0-9]+[kmg]$")] | None] = None
-    """Memory that a container may use, such as `2g`; all if left out."""
-    shm_size: Placement[Annotated[str, Field(pattern=r"^[0-9]+[kmg]$")]] = "256m"
-    """Its shared memory, through which Triton's Python backends are fed."""
-    gpus: Placement[Literal["none", "all"] | PositiveInt] = "none"
-    """GPUs: none, all, or how many."""
-    network: Placement[Text | None] = None
-    """A Docker network to join; the engine's default bridge if left out."""
-    restart: Placement[Literal["no", "on-failure", "always", "unless-stopped"]] = "unless-stopped"
-    """When the engine starts a container again that has ended."""
-    ready_timeout_seconds: Placement[Annotated[float, Field(gt=0)]] = 120.0
-    """How long a container may take until it answers."""
-
-
-def container_options(
-    config: DockerConfig,
-    *,
-    name: str,
-    repository: Path,
-    labels: Mapping[str, str],
-    ports: Mapping[str, int],
-    token: Path | None = None,
-) -> dict[str, Any]:
-    """What a container is made with, in the SDK's words. Pure, so that a plan can print it and a test compare it."""
-    options: dict[str, Any] = {
-        "image": config.image,
-        "name": name,
-        "detach": True,
-        "labels": dict(labels),
-        "ports": {f"{inside}/tcp": (config.host, ports[protocol]) for protocol, inside in PORTS.items()},
-        "volumes": {str(repository): {"bind": REPOSITORY, "mode": "ro"}},
-        "read_only": True,
-        "tmpfs": {"/tmp": "size=64m"},  # noqa: S108 - inside the container
-        "shm_size": config.shm_size,
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges"],
-        "restart_policy": {"Name": config.restart},
-    }
-    if token is not None:  # as a file: what is in the environment or the arguments, `docker inspect` shows
-        options["volumes"][str(token)] = {"bind": TOKEN, "mode": "ro"}
-    if config.cpus is not None:
-        options["nano_cpus"] = round(config.cpus * 1e9)
-    if config.memory is not None:
-        options["mem_limit"] = config.memory
-    if config.network is not None:
-        options["network"] = config.network
-    if config.gpus != "none":
-        count = -1 if config.gpus == "all" else config.gpus
-        options["device_requests"] = [{"Driver": "nvidia", "Count": count, "Capabilities": [["gpu"]]}]
-    return options
-
-
-def spec_of(config: DockerConfig, image_id: str) -> str:
-    """Changes when a container has to be made anew: another image, limit, port, address or policy."""
-    fields = {
-        field: getattr(config, field)
-        for field in type(config).model_fields
-        if field not in ("replicas", "ready_timeout_seconds")
-    }
-    return digest_of({**fields, "image_id": image_id}).short
 
 
 class DockerTarget:
@@ -137,6 +49,11 @@ class DockerTarget:
     def size(self) -> int:
         """As many as the pipeline file says."""
         return self._config.replicas
+
+    @property
+    def reads_repository(self) -> bool:
+        """Unless their image holds what they serve."""
+        return self._config.baked is None
 
     def check(self) -> None:
         """Raise `ToolMissing` when there is no engine or no image."""
@@ -157,30 +74,54 @@ class DockerTarget:
 
         One container at a time, each ready before the next is touched, so that the others go on serving.
         """
-        image = require_image(self._config.image)
         self._repository.mkdir(parents=True, exist_ok=True)
         (self._home.serve / "docker").mkdir(parents=True, exist_ok=True)
+        image = self._image({})
         spec = spec_of(self._config, image.id)
+        if self._config.baked is not None and self._config.replicas == 1:
+            note(
+                listener,
+                "the only replica is replaced for a release: nothing answers until the new one is ready",
+            )
         there = {int(c.labels[LABELS["replica"]]): c for c in self._containers()}
         for index in sorted(set(there) - set(range(self._config.replicas))):
             note(listener, f"ends {there[index].name}, which is more than {self._config.replicas} replicas")
             _remove(there.pop(index))
         found = []
         for index in range(self._config.replicas):
-            container = there.get(index)
+            container, ports = there.get(index), None
             if container is not None and container.labels[LABELS["spec"]] != spec:
                 note(listener, f"makes {container.name} anew, as the pipeline file says")
+                ports = ports_of(container)
                 _remove(container)
                 container = None
             with reported(f"starting container {index} of {self._name}"):
                 if container is None:
-                    container = self._create(index, spec)
+                    container = self._create(index, image, ports)
                     note(listener, f"started {container.name} at {replica(container).address.http_url}")
                 elif container.status != "running":
                     container.start()
             self._wait_ready(container, models)
             found.append(container)
         return tuple(map(replica, found))
+
+    def move(self, replica: Replica, model: str, config: str | None, *, timeout: float) -> None:
+        """By a load call; a container whose image holds what it serves is replaced by one of another image, at the same
+        ports."""
+        if self._config.baked is None:
+            load_call(replica, model, config, timeout=timeout)
+            return
+        image = self._image({model: config})
+        index = int(replica.name.rpartition("-")[2])
+        ports = {"http": replica.address.http_port, "grpc": replica.address.grpc_port}
+        for former in [c for c in self._containers() if c.name == replica.name]:
+            if former.status == "running" and former.labels[LABELS["spec"]] == spec_of(self._config, image.id):
+                return
+            ports = ports_of(former)
+            _remove(former)
+        with reported(f"starting container {index} of {self._name}"):
+            container = self._create(index, image, ports)
+        self._wait_ready(container, [] if config is None else [model])
 
     @contextmanager
     def staging(self, repository: Path, model: str, folder: Path) -> Iterator[Replica]:
@@ -195,6 +136,7 @@ class DockerTarget:
         changed = {"restart": "no", "host": "127.0.0.1"}
         options = container_options(
             self._config.model_copy(update=changed),
+            image=self._config.image,
             name=f"enginehouse-staging-{digest_of([str(repository), pid]).hex[:8]}",
             repository=repository.resolve(),
             labels=labels,
@@ -223,20 +165,30 @@ class DockerTarget:
             found = engine().containers.list(all=True, filters={"label": f"{LABELS['repository']}={self._repository}"})
         return sorted(found, key=lambda c: int(c.labels[LABELS["replica"]]))
 
-    def _create(self, index: int, spec: str) -> Any:
+    def _image(self, changed: Mapping[str, str | None]) -> Any:
+        """What the containers are made from; with what is released, or would be with `changed`, where it is baked."""
+        if self._config.baked is None:
+            return require_image(self._config.image)
+        return released_image(
+            self._config.baked, base=self._config.image, repository=Repository(self._repository), changed=changed
+        )
+
+    def _create(self, index: int, image: Any, former: Mapping[str, int] | None) -> Any:
+        baked = self._config.baked is not None
         labels = {
             LABELS["home"]: str(self._home.root),
             LABELS["repository"]: str(self._repository),
             LABELS["replica"]: str(index),
-            LABELS["spec"]: spec,
+            LABELS["spec"]: spec_of(self._config, image.id),
         }
         options = container_options(
             self._config,
             token=self._token() if is_exposed(self._config.host) else None,
             name=f"{self._name}-{index}",
-            repository=self._repository,
+            image=_reference(image, self._config.baked) if baked else self._config.image,
+            repository=None if baked else self._repository,
             labels=labels,
-            ports=self._ports(index),
+            ports=self._ports(index, former or {}),
         )
         return engine().containers.run(**options)
 
@@ -246,11 +198,15 @@ class DockerTarget:
         file.chmod(0o444)  # for nobody's root in the container; here its folder keeps others out
         return file
 
-    def _ports(self, index: int) -> dict[str, int]:
-        # Chosen here and not by the engine, which would choose others when it restarts the container.
+    def _ports(self, index: int, former: Mapping[str, int]) -> dict[str, int]:
+        # Chosen here and not by the engine, which would choose others when it restarts the container; and those of the
+        # container that it takes the place of, since clients know them.
         given = (self._config.http_port, self._config.grpc_port, self._config.metrics_port)
         free = iter(find_free_ports(len(given), self._config.host))
-        ports = [next(free) if first is None else first + index for first in given]
+        ports = [
+            former.get(protocol, next(free)) if first is None else first + index
+            for protocol, first in zip(PORTS, given, strict=True)
+        ]
         for port, protocol, first in zip(ports, PORTS, given, strict=True):
             if first is not None and not is_free(port, self._config.host):
                 who = listener(port)
@@ -287,9 +243,8 @@ class DockerTarget:
 
 def replica(container: Any) -> Replica:
     """What the deploy stage needs of a container."""
-    bound = container.attrs["HostConfig"]["PortBindings"]
-    ports = {protocol: int(bound[f"{inside}/tcp"][0]["HostPort"]) for protocol, inside in PORTS.items()}
-    host = bound[f"{PORTS['http']}/tcp"][0]["HostIp"]
+    ports = ports_of(container)
+    host = container.attrs["HostConfig"]["PortBindings"][f"{PORTS['http']}/tcp"][0]["HostIp"]
     return Replica(
         name=container.name,
         address=Address(
@@ -300,6 +255,19 @@ def replica(container: Any) -> Replica:
         ),
         log=None,
     )
+
+
+def ports_of(container: Any) -> dict[str, int]:
+    """The ports at which a container is published, by protocol."""
+    bound = container.attrs["HostConfig"]["PortBindings"]
+    return {protocol: int(bound[f"{inside}/tcp"][0]["HostPort"]) for protocol, inside in PORTS.items()}
+
+
+def _reference(image: Any, name: str | None) -> str:
+    """`NAME@sha256:…` where it was pushed, else the tag."""
+    pushed = [digest for digest in image.attrs["RepoDigests"] if digest.startswith(f"{name}@")]
+    found: str = (pushed or image.tags)[0]
+    return found
 
 
 def token_file(home: Path, repository: Path) -> Path:

@@ -1,7 +1,7 @@
-"""A release baked into an image: the server, the exact versions and the exact config as one immutable unit.
+"""Releases baked into an image: the server, the exact versions and the exact config as one immutable unit.
 
-For whoever deploys by image, such as Kubernetes: the unit is named by its digest, and needs no model repository. Its
-bytes come out of the store, verified on the way; its labels say which contents they are.
+For whoever deploys by image, such as Kubernetes or the target `docker` with `baked`: the unit is named by its digest,
+and needs no model repository. Its labels say which contents it holds.
 """
 
 from __future__ import annotations
@@ -22,8 +22,18 @@ REPOSITORY = "/models"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Model:
+    """One model of an image."""
+
+    config: str
+    """The whole text of its `config.pbtxt`."""
+    versions: Mapping[int, Callable[[Path], None]]
+    """Per version, what writes its files into a new folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Baked:
-    """An image of a release."""
+    """An image of a release, or of several models'."""
 
     tag: str
     id: str
@@ -36,15 +46,13 @@ def bake(
     tag: str,
     *,
     base: str,
-    model: str,
-    config: str,
-    versions: Mapping[int, Callable[[Path], None]],
+    models: Mapping[str, Model],
     labels: Mapping[str, str],
     push: bool,
 ) -> Baked:
     """Build the image `tag` from the server's image `base`, and push it where that is asked.
 
-    `versions` writes each version's files into a new folder. Raises `ToolMissing` without engine or base,
+    Raises `ToolMissing` without engine or base,
     `CommandFailed` where the build fails, `NotReady` where the registry does not take it; then the image is here, and
     pushing again is all that is left to do.
     """
@@ -54,11 +62,13 @@ def bake(
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)
         (context / "Dockerfile").write_text(DOCKERFILE.format(base=base, repository=REPOSITORY))
-        models = context / "models" / model
-        models.mkdir(parents=True)
-        for version, write in versions.items():
-            write(models / str(version))
-        (models / "config.pbtxt").write_bytes(config.encode("utf-8", errors="surrogateescape"))
+        (context / "models").mkdir()
+        for name, model in models.items():
+            place = context / "models" / name
+            place.mkdir()
+            for version, write in model.versions.items():
+                write(place / str(version))
+            (place / "config.pbtxt").write_bytes(model.config.encode("utf-8", errors="surrogateescape"))
         for path in context.rglob("*"):  # the server in the image is nobody's root
             path.chmod(0o755 if path.is_dir() else 0o644)
         try:

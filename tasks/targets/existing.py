@@ -14,7 +14,7 @@ from tasks.config import DeployConfig, Keyed, Listed, Pipeline, Placement, Port,
 from tasks.engines.passport import ServerFacts
 from tasks.events import Listener
 from tasks.home import Home
-from tasks.targets import Replica
+from tasks.targets import Replica, load_call
 from tasks.targets.process import replica
 from tasks.toolchain import triton, triton_client
 from tasks.toolchain.triton_client import Address
@@ -59,6 +59,11 @@ class ExistingTarget:
         """As many as the pipeline file lists."""
         return len(self._config.endpoints)
 
+    @property
+    def reads_repository(self) -> bool:
+        """They do."""
+        return True
+
     def check(self) -> None:
         """Raise `ToolMissing` when there is no Triton for staging on this machine."""
         triton.find_installation()
@@ -79,6 +84,10 @@ class ExistingTarget:
         """Return all of them; whether they answer is asked before the first is moved."""
         del models, listener
         return self._replicas()
+
+    def move(self, replica: Replica, model: str, config: str | None, *, timeout: float) -> None:
+        """By a load call."""
+        load_call(replica, model, config, timeout=timeout)
 
     @contextmanager
     def staging(self, repository: Path, model: str, folder: Path) -> Iterator[Replica]:

@@ -15,7 +15,7 @@ from tasks.engines.passport import ServerFacts
 from tasks.errors import NotReady
 from tasks.events import Listener
 from tasks.home import Home
-from tasks.targets import Replica
+from tasks.targets import Replica, load_call
 from tasks.toolchain import probe, triton
 from tasks.toolchain.command import last_lines
 from tasks.toolchain.triton import ServerRecord
@@ -54,6 +54,11 @@ class ProcessTarget:
     def size(self) -> int:
         """One for each repository."""
         return 1
+
+    @property
+    def reads_repository(self) -> bool:
+        """They do."""
+        return True
 
     def check(self) -> None:
         """Raise `ToolMissing` when there is no Triton server that could be started."""
@@ -101,6 +106,10 @@ class ProcessTarget:
                 last_lines=last_lines(record.log),
             )
         return (replica(record),)
+
+    def move(self, replica: Replica, model: str, config: str | None, *, timeout: float) -> None:
+        """By a load call."""
+        load_call(replica, model, config, timeout=timeout)
 
     @contextmanager
     def staging(self, repository: Path, model: str, folder: Path) -> Iterator[Replica]:

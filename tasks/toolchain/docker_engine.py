@@ -68,15 +68,22 @@ def held(container: Any) -> Iterator[None]:
         stdin.close()
 
 
+def find_image(image: str) -> Any:
+    """The image if it is on this engine; else `None`."""
+    import docker
+
+    try:
+        return engine().images.get(image)
+    except docker.errors.ImageNotFound:
+        return None
+
+
 def require_image(image: str) -> Any:
     """The image, pulled where it is not here. Raises ToolMissing with the way to make it."""
     import docker
 
-    client = engine()
-    try:
-        return client.images.get(image)
-    except docker.errors.ImageNotFound:
-        pass
+    if (found := find_image(image)) is not None:
+        return found
     mend = (
         "make it with `containers/build triton`"
         if image.startswith("enginehouse/")
@@ -85,7 +92,7 @@ def require_image(image: str) -> Any:
     if image.startswith("enginehouse/"):  # made here, in no registry
         raise ToolMissing(f"the image {image}", why="the containers are made from it", mend=mend)
     try:
-        return client.images.pull(image)
+        return engine().images.pull(image)
     except docker.errors.APIError as error:
         raise ToolMissing(f"the image {image}", why=f"it cannot be pulled: {error.explanation}", mend=mend) from error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import zipfile
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 from flows.chain import Job, Selection
 from flows.release import run_release
 from flows.releases import describe
-from tasks.errors import GateFailed
+from tasks.errors import GateFailed, ToolMissing
+from tasks.toolchain import perf_analyzer
 
 TESTS = Path(__file__).parents[1]
 _spec = spec_from_file_location("release_lab", TESTS / "release_lab.py")
@@ -70,7 +73,7 @@ def test_a_candidate_is_measured_beside_the_champion_and_judged_by_the_differenc
     assert failing == ["metrics.offset against the champion's 1"]
     assert shown["slices"] == {"high": {"offset": 1.25}, "low": {"offset": 1.25}}
     kinds = [gate["gate"].partition(" ")[0] for gate in shown["gates"]]
-    assert {"parity", "determinism", "slices.offset", "load:", "slices.high.offset"} <= set(kinds)
+    assert {"parity", "determinism", "slices.offset", "load", "slices.high.offset"} <= set(kinds)
 
     run(lab, 2)
     assert lab.ask() == 2
@@ -84,11 +87,51 @@ def test_a_slice_that_is_worse_than_allowed_stops_the_release(lab):
 
 
 def test_a_load_ratio_that_nothing_reaches_stops_the_release(lab):
-    configure(lab, "{load: {min_throughput_ratio: 1000, rounds: 2, seconds: 0.2}}")
+    configure(lab, "{load: {min_throughput_ratio: 1000, rounds: 2, seconds: 0.2, tool: own}}")
     run(lab, 1)
-    with pytest.raises(GateFailed, match=r"load: .*/s to the champion's"):
+    with pytest.raises(GateFailed, match=r"load \(own load\): .*/s to the champion's"):
         run(lab, 2)
     assert lab.ask() == 1
+
+
+@pytest.fixture
+def real_perf_analyzer(tmp_path, triton_installation, monkeypatch):
+    """NVIDIA's perf_analyzer out of a wheel of tritonclient, and the two libraries that it misses out of Triton's."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path)]
+    subprocess.run([*pip, "tritonclient==2.50.0"], check=True, timeout=120)
+    (wheel,) = tmp_path.glob("tritonclient-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (member,) = [name for name in archive.namelist() if name.endswith("/bin/perf_analyzer")]
+        (tmp_path / "perf_analyzer.bin").write_bytes(archive.read(member))
+    libraries = Path(dict(triton_installation.environment)["LD_LIBRARY_PATH"].partition(":")[0])
+    for name, wanted in (("libb64-*", "libb64.so.0d"), ("libcudart-*", "libcudart.so.12")):
+        (tmp_path / wanted).symlink_to(next(libraries.glob(name)))
+    program = tmp_path / "perf_analyzer"
+    program.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={tmp_path}:{libraries} exec {tmp_path}/perf_analyzer.bin "$@"\n')
+    for file in (program, tmp_path / "perf_analyzer.bin"):
+        file.chmod(0o755)
+    monkeypatch.setenv("ENGINEHOUSE_PERF_ANALYZER", str(program))
+
+
+@pytest.mark.slow
+def test_perf_analyzer_makes_the_load_where_it_runs(lab, real_perf_analyzer):
+    configure(lab, "{load: {max_p99_ratio: 50, min_throughput_ratio: 0.02, rounds: 2, seconds: 1, rows: 2}}")
+    run(lab, 1)
+    run(lab, 2)
+    loads = [gate for gate in describe(lab.desk())["gates"] if gate["gate"].startswith("load")]
+    assert [gate["gate"].partition(":")[0] for gate in loads] == ["load (perf_analyzer)"] * 2
+    assert all(gate["passed"] and 0.02 < gate["measured"] < 50 for gate in loads)
+
+
+def test_a_perf_analyzer_that_does_not_run_is_told(tmp_path, monkeypatch):
+    program = tmp_path / "perf_analyzer"
+    program.write_text("#!/bin/sh\necho libb64.so.0d is missing >&2\nexit 127\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert perf_analyzer.find() is None
+    monkeypatch.setenv("ENGINEHOUSE_PERF_ANALYZER", str(program))
+    with pytest.raises(ToolMissing, match=r"does not run: libb64\.so\.0d is missing"):
+        perf_analyzer.find()
 
 
 def test_lower_is_better_where_the_pipeline_file_says_so(lab):

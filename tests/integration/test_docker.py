@@ -10,15 +10,16 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
-from flows.releases import bake, repair
-from tasks.errors import NotReady, ToolMissing
-from tasks.targets.docker import LABELS
+from flows.releases import bake, repair, shadow
+from tasks.errors import NotReady, Refused, ToolMissing
+from tasks.targets.docker_options import LABELS
 from tasks.toolchain import triton_client
 from tasks.toolchain.docker_engine import engine
 from tasks.toolchain.processes import find_free_ports, is_free
@@ -237,41 +238,77 @@ def registry(tmp_path):
     process.wait()
 
 
-def test_a_release_baked_into_an_image_is_pushed_and_serves_without_a_repository(lab, docker, registry):
-    address, end_registry = registry
-    lab.promote(lab.release(1))
-    lab.promote(lab.release(2))
-    tag = f"{address}/adding:2"
-    done = bake(lab.desk(), tag, base="enginehouse/triton:cpu", push=True)
-    assert done["release"] == "adding/release@2"
-    name, _, digest = done["digest"].partition("@")
-    assert (name, digest[:7]) == (f"{address}/adding", "sha256:")
-    docker.images.remove(tag, force=True)
-    image = docker.images.pull(done["digest"])
-    labels = image.labels
-    engine_content = lab.desk().standing.champion.record.materials["engine"].content
-    assert labels["org.enginehouse.version.2"] == str(engine_content)
-    assert labels["org.enginehouse.release"] == "adding/release@2"
-    (port,) = find_free_ports(1)
-    container = docker.containers.run(
-        done["digest"],
-        detach=True,
-        ports={"8000/tcp": ("127.0.0.1", port)},
-        read_only=True,
-        tmpfs={"/tmp": ""},
-    )
-    try:
-        assert release_lab.eventually(lambda: healthy(container), 60)
-        url = f"http://127.0.0.1:{port}"
-        assert (release_lab.answer(url), release_lab.answer(url, 1)) == (2.5, 1.5)
-    finally:
-        container.remove(force=True)
+class Traffic(threading.Thread):
+    """A client without a pause that turns to the next server when one refuses, as a load balancer does."""
 
+    def __init__(self, urls) -> None:
+        super().__init__()
+        self.urls, self.ended, self.answers, self.lost = urls, threading.Event(), [], []
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            for url in self.urls:
+                try:
+                    self.answers.append(release_lab.answer(url) - 0.5)
+                    break
+                except OSError as error:
+                    refused = error
+            else:
+                self.lost.append(refused)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.join()
+
+
+def test_baked_releases_replace_the_containers_one_by_one_and_lose_no_request(lab, docker, registry):
+    address, end_registry = registry
+    lab.deploy = f"{{kind: docker, replicas: 2, baked: '{address}/adding'}}"
+    lab.configure()
+    lab.promote(lab.release(1))
+    replicas, first = lab.target.observe(), lab.target._containers()
+    with Traffic([replica.address.http_url for replica in replicas]) as traffic:
+        lab.promote(lab.release(2))
+    assert (everyone(lab), everyone(lab, 1)) == ([2, 2], [1, 1])
+    assert (traffic.lost, set(traffic.answers)) == ([], {1, 2})
+    assert lab.target.observe() == replicas, "at the same addresses"
+    second = lab.target._containers()
+    assert not {c.id for c in first} & {c.id for c in second}
+    content = lab.desk().standing.champion.record.materials["engine"].content
+    for container in second:
+        assert container.attrs["Config"]["Image"].startswith(f"{address}/adding@sha256:")
+        assert container.attrs["Mounts"] == [], "it needs no repository"
+        assert container.labels["org.enginehouse.content.adding.2"] == str(content)
+    assert [c.id for c in second] == [docker.containers.get(r.name).id for r in lab.target.ensure([], print)]
+    assert release_lab.eventually(lambda: all(map(healthy, second)), 60)
+
+    lab.release(2.5)
+    with pytest.raises(Refused, match="compare on a staging server"):
+        shadow(lab.desk(), live=True)
+
+    # The same unit for whoever else deploys by image: named by its digest, and pulled by it.
+    done = bake(lab.desk(), f"{address}/release:2", base="enginehouse/triton:cpu", push=True)
+    assert (done["release"], done["digest"].partition("@")[0]) == ("adding/release@2", f"{address}/release")
+    docker.images.remove(done["image"], force=True)
+    labels = docker.images.pull(done["digest"]).labels
+    assert labels["org.enginehouse.release"] == "adding/release@2"
+    assert labels["org.enginehouse.version.2"] == str(content)
+
+    # The registry is gone: a new release is not baked, and all that was pushed can be gone back to.
     end_registry()
-    with pytest.raises(NotReady, match="run this again"):
-        bake(lab.desk(), f"{address}/adding:again", base="enginehouse/triton:cpu", push=True)
-    assert docker.images.get(f"{address}/adding:again").labels == labels
+    third = lab.release(3)
+    with pytest.raises(NotReady, match=r"the registry does not take .*\n.*stays here: .* run this again"):
+        lab.promote(third)
+    assert [c.id for c in lab.target._containers()] == [c.id for c in second]
+    second[0].remove(force=True)
+    assert repair(lab.desk())["release"] == "adding/release@2"
     assert everyone(lab) == [2, 2]
+    lab.roll_back()
+    assert everyone(lab) == [1, 1]
 
 
 @pytest.mark.skipif("ENGINEHOUSE_TEST_DOCKERD" not in os.environ, reason="needs an engine that it may restart")
