@@ -21,7 +21,7 @@ ENVIRONMENT = {
 }
 _EXIT_CODE = re.compile(r"exitcode\s*: (-?\d+)\)?.*?\(pid: (\d+)\)")
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-_LOST_RENDEZVOUS = re.compile(r"RendezvousConnectionError|RendezvousClosedError|RendezvousTimeoutError")
+_LOST_RENDEZVOUS = re.compile(r"RendezvousConnectionError|RendezvousClosedError")
 _IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _AGENT_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 
@@ -177,3 +177,10 @@ def lost_rendezvous(lines: Sequence[str]) -> bool:
     """Whether torchrun ended as the store where machines meet was gone; not where its port was in use at once."""
     text = "\n".join(lines)
     return bool(_LOST_RENDEZVOUS.search(text)) and not _IN_USE.search(text)
+
+
+def nobody_came(lines: Sequence[str]) -> str | None:
+    """What is to be said where torchrun waited in vain for other machines."""
+    if not any("RendezvousTimeoutError" in line for line in lines):
+        return None
+    return "fewer machines came to train.rdzv_endpoint than train.nnodes asks for (join_timeout of train.rdzv_conf)"

@@ -191,7 +191,7 @@ def test_the_record_holds_curves_and_what_was_used(reference):
 
 
 @pytest.mark.slow
-def test_a_port_that_another_program_has_is_named_as_the_cause(trainee):
+def test_a_port_in_use_and_machines_that_do_not_come_are_named_as_the_cause(trainee):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -199,6 +199,11 @@ def test_a_port_that_another_program_has_is_named_as_the_cause(trainee):
         with pytest.raises(CommandFailed) as caught:
             trainee.train(f"train.rdzv_endpoint={endpoint}", 'train.nnodes="1:2"', "train.batch_size=12")
     assert caught.value.cause == "a port is in use by another process"
+    missing = ["train.nnodes=2", "train.batch_size=12", "train.rdzv_conf='join_timeout=2'"]
+    with pytest.raises(CommandFailed) as caught:
+        trainee.train(f"train.rdzv_endpoint={endpoint}", *missing)
+    assert caught.value.cause is not None
+    assert caught.value.cause.startswith("fewer machines came to train.rdzv_endpoint than train.nnodes asks for")
 
 
 @pytest.mark.slow

@@ -311,7 +311,7 @@ def test_what_befell_earlier_runs_of_the_same_build_is_told_too(tmp_path):
 def test_a_lost_rendezvous_is_met_again_and_a_port_in_use_is_not(tmp_path):
     lost = "rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."
     at = site(tmp_path)
-    assert started(at).failed(failure(lost, log=tmp_path / "log")) == "the rendezvous was lost"
+    assert started(at).failed(failure(lost, log=tmp_path / "log")) == "the place where the machines meet was lost"
     in_use = failure("name: EADDRINUSE, message: address already in use", lost, log=tmp_path / "other")
     with pytest.raises(CommandFailed):
         started(at).failed(in_use)
