@@ -60,7 +60,6 @@ class Interruptions:
 
     def starting(self) -> str | None:
         """Torchrun is about to start."""
-        self.work.mkdir(parents=True, exist_ok=True)
         if (self.work / RUNNING).exists():
             self._add({"reason": "the run that trained was killed", "checkpoint": self._checkpoint()})
         (self.work / RUNNING).touch()
@@ -92,7 +91,7 @@ class Interruptions:
 
         What the ranks told in `error.json` would fail again in the same way, unless it is a notice of preemption.
         """
-        lines = end_of_log(failure.log)
+        lines = end_of_log(failure)
         error = self.output / "error.json"
         told = json.loads(error.read_bytes()) if error.exists() else None
         settle(self.output, self.work)
@@ -121,9 +120,8 @@ class Interruptions:
         parts = [] if cause is None else [cause.text, *([cause.hint] if cause.hint else [])]
         if cause is None and self._deaths:
             parts = [_read(self.work)[-1]["reason"]]
-        usual = (
-            failure.cause or nobody_came(lines) or usual_cause(lines)
-        )  # torchrun's own report may be longer than what `command.run` saw
+        # torchrun's own report may be longer than what `command.run` looked at.
+        usual = failure.cause or nobody_came(lines) or usual_cause(lines)
         if usual is not None and (cause is None or "memory" in usual):
             parts.insert(0, usual)
         return CommandFailed(

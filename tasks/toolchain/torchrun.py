@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.errors import CommandFailed
 from tasks.toolchain.command import last_lines
 from tasks.toolchain.supervised import signal_name
 
@@ -147,9 +148,14 @@ def death(line: str) -> Death | None:
     return Death(local_rank=int(found[2]), pid=int(found[3]), how=_ending(int(found[1])))
 
 
-def end_of_log(log: Path | None) -> tuple[str, ...]:
-    """Enough of the log for torchrun's report on all ranks."""
-    return () if log is None else last_lines(log, 400)
+def end_of_log(failure: CommandFailed) -> tuple[str, ...]:
+    """Enough of the log for torchrun's report on all ranks; nothing of an earlier start."""
+    if failure.log is None:
+        return ()
+    lines = last_lines(failure.log, 400)
+    started = f"$ {shlex.join(failure.argv)}"
+    since = max((number for number, line in enumerate(lines) if line == started), default=-1)
+    return lines[since + 1 :]
 
 
 def agent_signal(lines: Sequence[str]) -> str | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flows.chain import Selection, open_job, run_stage
@@ -139,6 +140,14 @@ class Trainee:
     def parent(self, pid: int) -> int:
         """A worker's torchrun."""
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def living_at(self, step: int, *, rank: int = 1) -> dict[str, Any]:
+        """Wait for a sign of life of a rank that is past a step, and lives."""
+        deadline = time.monotonic() + 120
+        while (beat := self.beat(rank)) is None or beat["step"] < step or not psutil.pid_exists(beat["pid"]):
+            assert time.monotonic() < deadline, f"rank {rank} does not come to step {step}"
+            time.sleep(0.02)
+        return beat
 
     def at_step(self, step: int, act: Callable[[dict[str, Any]], None], *, rank: int = 1) -> threading.Thread:
         """Call `act` with the rank's sign of life, once it says that it is past a step."""
