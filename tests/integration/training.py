@@ -141,7 +141,7 @@ class Trainee:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
     def living_at(self, step: int, *, rank: int, struck: set[str]) -> dict[str, Any]:
-        """Wait for a sign of life of a rank that is past a step, of a start of the workers that was not `struck` yet."""
+        """Wait for a sign of life of a rank past a step, of a start of the workers that was not `struck` yet."""
         deadline = time.monotonic() + 120
         while (beat := self.beat(rank)) is None or beat["step"] < step or beat["attempt"] in struck:
             assert time.monotonic() < deadline, f"rank {rank} does not come to step {step}"
