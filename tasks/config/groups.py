@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
 from tasks.config.fields import Keyed, Listed, Placement, PositiveInt, Settings
-from tasks.config.names import EndpointText, FolderText, Identifier, MetricName, Name, NodesText, PathText, Text
+from tasks.config.names import EndpointText, FolderText, Identifier, MetricName, Name, PathText, Text
 
 DType = Literal[
     "float16", "float32", "float64",
@@ -26,6 +27,16 @@ def _dimension(value: object) -> int | str:
     raise ValueError(f"expected the name of an axis of shapes, or a whole number of at least 1, got {value!r}")
 
 
+def _nodes(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    found = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", value) if isinstance(value, str) else None
+    if found is None or int(found[1]) > int(found[2]):
+        raise ValueError(f"expected a number of machines, or MIN:MAX such as 1:4, got {value!r}")
+    return str(value)
+
+
+Nodes = Annotated[int | str, PlainValidator(_nodes)]
 Dimension = Annotated[int | str, PlainValidator(_dimension)]
 
 
@@ -128,7 +139,7 @@ class Train(Settings):
     count as one; its name does not."""
     strategy: Keyed[Literal["ddp"]] = "ddp"
     """How the processes share the work: `ddp`, every process holds the whole model."""
-    nnodes: Keyed[PositiveInt | NodesText] = 1
+    nnodes: Keyed[Nodes] = 1
     """Machines, or `MIN:MAX`: as many as are there. More than one need `rdzv_endpoint` (docs/training.md)."""
     rdzv_endpoint: Placement[EndpointText | None] = None
     """`HOST:PORT`: where the machines meet, on the one that runs the pipeline."""

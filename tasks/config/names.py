@@ -67,14 +67,6 @@ def check_recipe(value: str) -> str:
     return value
 
 
-def check_nodes(value: str) -> str:
-    """`MIN:MAX`, as torchrun writes it."""
-    found = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", value)
-    if not found or int(found[1]) > int(found[2]):
-        raise ValueError(f"expected a number of machines, or MIN:MAX such as 1:4, got {value!r}")
-    return value
-
-
 def check_endpoint(value: str) -> str:
     """`HOST:PORT`."""
     host, colon, port = value.rpartition(":")
@@ -87,7 +79,6 @@ Name = Annotated[str, AfterValidator(check_name)]
 Identifier = Annotated[str, AfterValidator(check_identifier)]
 MetricName = Annotated[str, AfterValidator(check_metric)]
 Text = Annotated[str, AfterValidator(check_text)]
-NodesText = Annotated[str, AfterValidator(check_nodes)]
 EndpointText = Annotated[str, AfterValidator(check_endpoint)]
 PathText = Annotated[str, AfterValidator(check_path)]
 FolderText = Annotated[str, AfterValidator(check_folder)]

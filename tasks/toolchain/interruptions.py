@@ -27,6 +27,7 @@ from tasks.toolchain.torchrun import (
     failures,
     failures_about,
     lost_rendezvous,
+    nobody_came,
 )
 
 FILE, RUNNING = "interruptions.jsonl", "running"
@@ -59,7 +60,6 @@ class Interruptions:
 
     def starting(self) -> str | None:
         """Torchrun is about to start."""
-        self.work.mkdir(parents=True, exist_ok=True)
         if (self.work / RUNNING).exists():
             self._add({"reason": "the run that trained was killed", "checkpoint": self._checkpoint()})
         (self.work / RUNNING).touch()
@@ -91,7 +91,7 @@ class Interruptions:
 
         What the ranks told in `error.json` would fail again in the same way, unless it is a notice of preemption.
         """
-        lines = end_of_log(failure.log)
+        lines = end_of_log(failure)
         error = self.output / "error.json"
         told = json.loads(error.read_bytes()) if error.exists() else None
         settle(self.output, self.work)
@@ -107,10 +107,11 @@ class Interruptions:
             return self._again(f"torchrun was {failure.ended}")
         if (name := agent_signal(lines)) is not None:
             return self._again(f"torchrun got {name}")
-        if lost_rendezvous(lines) and (reason := self._again("the rendezvous was lost")) is not None:
-            return reason
         explained = self._explained(failure, lines)
-        self._final(explained.cause or explained.ended)
+        if not lost_rendezvous(lines):
+            self._final(explained.cause or explained.ended)
+        elif (reason := self._again("the place where the machines meet was lost")) is not None:
+            return reason
         raise explained from failure
 
     def _explained(self, failure: CommandFailed, lines: Sequence[str]) -> CommandFailed:
@@ -119,7 +120,8 @@ class Interruptions:
         parts = [] if cause is None else [cause.text, *([cause.hint] if cause.hint else [])]
         if cause is None and self._deaths:
             parts = [_read(self.work)[-1]["reason"]]
-        usual = failure.cause or usual_cause(lines)  # torchrun's own report may be longer than what `command.run` saw
+        # torchrun's own report may be longer than what `command.run` looked at.
+        usual = failure.cause or nobody_came(lines) or usual_cause(lines)
         if usual is not None and (cause is None or "memory" in usual):
             parts.insert(0, usual)
         return CommandFailed(

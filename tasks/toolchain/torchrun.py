@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.errors import CommandFailed
 from tasks.toolchain.command import last_lines
 from tasks.toolchain.supervised import signal_name
 
@@ -21,7 +22,7 @@ ENVIRONMENT = {
 }
 _EXIT_CODE = re.compile(r"exitcode\s*: (-?\d+)\)?.*?\(pid: (\d+)\)")
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
-_LOST_RENDEZVOUS = re.compile(r"RendezvousConnectionError|RendezvousClosedError|RendezvousTimeoutError")
+_LOST_RENDEZVOUS = re.compile(r"RendezvousConnectionError|RendezvousClosedError")
 _IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _AGENT_SIGNALLED = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 
@@ -147,9 +148,14 @@ def death(line: str) -> Death | None:
     return Death(local_rank=int(found[2]), pid=int(found[3]), how=_ending(int(found[1])))
 
 
-def end_of_log(log: Path | None) -> tuple[str, ...]:
-    """Enough of the log for torchrun's report on all ranks."""
-    return () if log is None else last_lines(log, 400)
+def end_of_log(failure: CommandFailed) -> tuple[str, ...]:
+    """Enough of the log for torchrun's report on all ranks; nothing of an earlier start."""
+    if failure.log is None:
+        return ()
+    lines = last_lines(failure.log, 400)
+    started = f"$ {shlex.join(failure.argv)}"
+    since = max((number for number, line in enumerate(lines) if line == started), default=-1)
+    return lines[since + 1 :]
 
 
 def agent_signal(lines: Sequence[str]) -> str | None:
@@ -177,3 +183,10 @@ def lost_rendezvous(lines: Sequence[str]) -> bool:
     """Whether torchrun ended as the store where machines meet was gone; not where its port was in use at once."""
     text = "\n".join(lines)
     return bool(_LOST_RENDEZVOUS.search(text)) and not _IN_USE.search(text)
+
+
+def nobody_came(lines: Sequence[str]) -> str | None:
+    """What is to be said where torchrun waited in vain for other machines."""
+    if not any("RendezvousTimeoutError" in line for line in lines):
+        return None
+    return "fewer machines came to train.rdzv_endpoint than train.nnodes asks for (join_timeout of train.rdzv_conf)"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import CommandFailed
+from tasks.stage import PRIVATE_TMP
 from tasks.toolchain import command
 from tasks.toolchain.command import run
 from tasks.toolchain.processes import start_time
@@ -409,3 +411,24 @@ def test_supervision_costs_a_fraction_of_a_second(tmp_path: Path) -> None:
         run(["true"], log=tmp_path / "log", what="nothing", timeout=10)
         durations.append(time.perf_counter() - began)
     assert min(durations) < 0.2  # measured: 0.03
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["a short path", "a path that leaves a socket no room"])
+def test_a_temporary_folder_of_its_own_goes_with_a_child_that_is_killed(tmp_path: Path, room: bool) -> None:
+    told: list[str] = []
+    with tempfile.TemporaryDirectory() as short:
+        outer = Path(short) if room else Path(short, "n" * 60)
+        outer.mkdir(exist_ok=True)
+        with pytest.raises(CommandFailed, match="deadline"):
+            run(
+                python("import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(60)"),
+                log=tmp_path / "log",
+                what="a program",
+                timeout=1.0,
+                grace=0.0,
+                env={**os.environ, "TMPDIR": str(outer), PRIVATE_TMP: "1"},
+                on_line=told.append,
+            )
+        (made,) = map(Path, told)
+        assert (made.parent.parent == outer) is room
+        assert list(outer.iterdir()) == ([] if room else [made])

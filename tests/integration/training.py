@@ -140,6 +140,15 @@ class Trainee:
         """A worker's torchrun."""
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
+    def living_at(self, step: int, *, rank: int, struck: set[str]) -> dict[str, Any]:
+        """Wait for a sign of life of a rank past a step, of a start of the workers that was not `struck` yet."""
+        deadline = time.monotonic() + 120
+        while (beat := self.beat(rank)) is None or beat["step"] < step or beat["attempt"] in struck:
+            assert time.monotonic() < deadline, f"rank {rank} does not come to step {step}"
+            time.sleep(0.02)
+        struck.add(beat["attempt"])
+        return beat
+
     def at_step(self, step: int, act: Callable[[dict[str, Any]], None], *, rank: int = 1) -> threading.Thread:
         """Call `act` with the rank's sign of life, once it says that it is past a step."""
 

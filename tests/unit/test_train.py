@@ -195,7 +195,8 @@ def folders(at: Site) -> tuple[Path, Path]:
 def started(at: Site) -> Interruptions:
     attendant = step(at).attendant
     assert isinstance(attendant, Interruptions)
-    folders(at)[0].mkdir(parents=True, exist_ok=True)
+    for folder in folders(at):
+        folder.mkdir(parents=True, exist_ok=True)
     attendant.starting()
     return attendant
 
@@ -311,7 +312,7 @@ def test_what_befell_earlier_runs_of_the_same_build_is_told_too(tmp_path):
 def test_a_lost_rendezvous_is_met_again_and_a_port_in_use_is_not(tmp_path):
     lost = "rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."
     at = site(tmp_path)
-    assert started(at).failed(failure(lost, log=tmp_path / "log")) == "the rendezvous was lost"
+    assert started(at).failed(failure(lost, log=tmp_path / "log")) == "the place where the machines meet was lost"
     in_use = failure("name: EADDRINUSE, message: address already in use", lost, log=tmp_path / "other")
     with pytest.raises(CommandFailed):
         started(at).failed(in_use)
@@ -356,3 +357,12 @@ def test_metrics_may_be_plain_or_with_more_beside_them(written, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
     (tmp_path / "metrics.json").write_bytes(written)
     assert train.foreign_report(site(tmp_path, script="train.py"), tmp_path)["metrics"] == {"accuracy": 1}
+
+
+def test_what_an_earlier_start_said_explains_no_later_failure(tmp_path):
+    at = site(tmp_path)
+    log = tmp_path / "log"
+    earlier = ["$ torchrun", "x.SignalException: Process 1 got signal: 15"]
+    assert started(at).failed(failure(*earlier, log=log)) == "torchrun got SIGTERM"
+    with pytest.raises(CommandFailed):
+        started(at).failed(failure(*earlier, "$ torchrun", "something else", log=log))
