@@ -273,7 +273,7 @@ class Exporter(Collector):
 
 def _flow_runs(home: Home) -> Samples:
     """What Prefect counts; nothing where no server is named and none is kept."""
-    from flows.prefect_api import connected
+    from flows.prefect_client import connected
 
     number = Numbers()
     with connected(home) as client:

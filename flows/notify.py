@@ -8,7 +8,7 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock, SlackWe
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.schemas.automations import AutomationCore
 
-from flows.prefect_api import connected
+from flows.prefect_client import connected
 from tasks.errors import ConfigError, NotReady, Problem
 from tasks.home import Home
 from tasks.toolchain.triton_installation import containers_folder
