@@ -38,10 +38,12 @@ images: .venv/.installed
 	$(BIN)/python containers/build triton
 	$(BIN)/python containers/build trainer
 
-# Fifty releases, each but a few followed by going back, under steady traffic: about ten minutes. Then the trainer.
+# Fifty releases, each but a few followed by going back, under steady traffic: about ten minutes. Then the trainer, and
+# what Prefect and our flow cost.
 bench: .venv/.triton
 	$(BIN)/python benchmarks/swap_under_load.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/flow_overhead.py
 
 env: .venv/.triton
 

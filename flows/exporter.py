@@ -16,7 +16,6 @@ from typing import Any, Literal
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from flows import server
 from flows.run_reports import RUNNING, SUCCESS, RunReports
 from tasks.artifacts.store import ArtifactStore
 from tasks.errors import EnginehouseError, NotReady
@@ -274,18 +273,12 @@ class Exporter(Collector):
 
 def _flow_runs(home: Home) -> Samples:
     """What Prefect counts; nothing where no server is named and none is kept."""
-    from prefect.client.orchestration import SyncPrefectClient, get_client
-    from prefect.settings import get_current_settings
+    from flows.prefect_client import connected
 
-    kept = server.kept(home)
-    if get_current_settings().api.url is not None:
-        client = get_client(sync_client=True)
-    elif kept is not None:
-        client = SyncPrefectClient(api=kept.url)
-    else:
-        return {}
     number = Numbers()
-    with client:
+    with connected(home) as client:
+        if client is None:
+            return {}
         for flow in FLOWS:
             for state in STATES:
                 asked: dict[str, Any] = {

@@ -54,9 +54,9 @@ class RunFolder:
     def fail(self, pipeline: str, state: str, message: str) -> None:
         """Write down that the run did not reach its end; what it had reported until then stays."""
         values = read(self.path / VALUES) or {"pipeline": pipeline, "stages": [], "metrics": {}, "gates": []}
-        page = self.page.read_text() if self.page.exists() else f"# {pipeline}: {state}\n"
+        before = self.page.read_text().partition("\n")[2] if self.page.exists() else ""
         end = f"\n## How it ended\n\nThe run {state}:\n\n```text\n{message}\n```\n"
-        self.keep({**values, "state": state, "error": message}, page + end)
+        self.keep({**values, "state": state, "error": message}, f"# {pipeline}: {state}\n{before}{end}")
 
 
 def _replace(file: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from flows.cli.releases import releases
 from flows.cli.run import plan, run
 from flows.cli.runs import runs
 from flows.cli.serve import serve
-from flows.cli.server import down, up
+from flows.cli.server import down, notify, up
 from flows.cli.setup import doctor, engine, init
 
 EXIT_STATUS = """\
@@ -39,5 +39,5 @@ app = App(
     console=show.help_console(),
     suppress_keyboard_interrupt=False,  # `flows.cli.main` tells what became of the run
 )
-for command in (run, plan, init, doctor, artifacts, serve, releases, engine, runs, metrics, up, down):
+for command in (run, plan, init, doctor, artifacts, serve, releases, engine, runs, metrics, up, down, notify):
     app.command(command)

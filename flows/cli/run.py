@@ -56,7 +56,9 @@ def run(
         job = open_job(pipeline, overrides, selection, view, override=override)
         report = _unchanged(job)
         if report is not None:
-            RunFolder.new(job.home, job.pipeline.name).keep(report, markdown(report))
+            folder = RunFolder.new(job.home, job.pipeline.name)
+            report["page"] = str(folder.page)
+            folder.keep(report, markdown(report))
         else:
             request = {
                 "pipeline": str(job.pipeline.source),

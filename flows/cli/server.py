@@ -1,4 +1,4 @@
-"""The commands `enginehouse up` and `enginehouse down`."""
+"""The commands `enginehouse up`, `down` and `notify`."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -8,6 +8,7 @@ from cyclopts import Parameter, validators
 from flows import server
 from flows.cli.console import HomeFolder, Json, home_at, out, print_json
 from tasks.artifacts.durable import reported
+from tasks.errors import ConfigError
 
 
 def up(
@@ -48,3 +49,29 @@ def down(*, home: HomeFolder = None, as_json: Json = False) -> None:
         out.print(f"ended the Prefect {process.name} (pid {process.pid})", markup=False, soft_wrap=True)
     if not ended:
         out.print("no Prefect server of this home runs", markup=False, soft_wrap=True)
+
+
+def notify(
+    url: Annotated[
+        str | None, Parameter(help="A webhook (https://…), or an address of Apprise's such as mailtos://… for e-mail.")
+    ] = None,
+    /,
+    *,
+    remove: Annotated[bool, Parameter(negative=(), help="Tell nobody any more.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Have Prefect tell somebody when a run ends badly or no worker takes it."""
+    if (url is None) != remove:
+        raise ConfigError("enginehouse notify: expected either an address or --remove")
+    from flows import notify as notifications
+
+    room = home_at(home)
+    names = notifications.remove(room) if url is None else notifications.register(room, url)
+    if as_json:
+        print_json(names)
+        return
+    for name in names:
+        out.print(f"{'removed' if remove else 'registered'} {name}", markup=False, soft_wrap=True)
+    if not names:
+        out.print("nothing was registered", markup=False)

@@ -1,9 +1,12 @@
 """The whole chain with the real command, on a real Triton server: one release of digits, looked at from all sides."""
 
 import json
+import re
 import subprocess
 import sys
+import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -246,3 +249,67 @@ def test_gc_keeps_what_the_release_needs(digits, first, tmp_path):
     }
     assert copy.report("artifacts", "verify") == []
     assert "keep" in copy.enginehouse("artifacts", "gc", "--keep", "0", status=2).stderr
+
+
+@pytest.fixture(scope="module")
+def seen(first, prefect_url):
+    """What Prefect's server has of the first run: a function from a kind of thing to all of that kind."""
+    page = Path(first["page"]).read_text()
+    run = re.search(r"/flow-run/([0-9a-f-]{36})", page)[1]
+
+    def ask(kind):
+        asked = urllib.request.Request(
+            f"{prefect_url}/{kind}/filter",
+            json.dumps({"flow_runs": {"id": {"any_": [run]}}}).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return json.load(answer)
+
+    return ask
+
+
+def test_prefects_task_runs_are_named_after_what_they_made(first, seen):
+    names = {f"{stage}: digits/{stage}@1 (built)" for stage in KEYED}
+    names |= {"verify (verified)", "publish: version 1 (published)", "deploy (released)"}
+    # The server learns of a task run's end by an event, a little after the flow has ended.
+    assert eventually(lambda: {run["name"] for run in seen("task_runs")} == names)
+
+
+def test_prefect_shows_the_report_with_the_curves_and_where_the_release_is_served(first, seen):
+    shown = {each["key"]: each for each in seen("artifacts")}
+    assert shown.keys() == {
+        "digits-training",
+        "digits-stages",
+        "digits-metrics",
+        "digits-report",
+        "digits-release-1",
+        "digits-served",
+    }
+    assert shown["digits-training"]["data"] == 100
+    assert shown["digits-training"]["task_run_id"]
+    assert "accuracy" in shown["digits-training"]["description"]
+    reports = [each["data"] for each in seen("artifacts") if each["key"] == "digits-report"]
+    (report,) = [text for text in reports if text.startswith("# digits: released\n")]
+    assert "](data:image/png;base64," in report
+    assert "`digits/release@1`" in report
+    assert first["served"]["http"] in shown["digits-served"]["data"]
+    assert "/runs/flow-run/" in shown["digits-release-1"]["data"] or "/flow-run/" in shown["digits-release-1"]["data"]
+
+
+def test_the_runs_folder_holds_the_report_for_people_and_for_machines(first):
+    page = Path(first["page"])
+    assert page.read_text().startswith("# digits: released\n")
+    assert "![curves of the training](curves.png)" in page.read_text()
+    assert page.with_name("curves.png").read_bytes().startswith(b"\x89PNG")
+    values = json.loads(page.with_name("report.json").read_text())
+    assert (values["state"], values["stages"]) == ("released", first["stages"])
+
+
+def eventually(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

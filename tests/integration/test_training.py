@@ -71,7 +71,7 @@ def test_a_notice_of_preemption_leads_to_a_checkpoint_and_the_run_goes_on_by_its
     (interruption,) = record.details["interruptions"]
     assert interruption["reason"].startswith("asked to stop; a checkpoint of step ")
     step = int(interruption["checkpoint"].removeprefix("step-"))
-    assert f"going on from the checkpoint of step {step} with 2 ranks" in trainee.lines
+    assert f"[rank 0] going on from the checkpoint of step {step} with 2 ranks" in trainee.lines
 
 
 def test_a_killed_torchrun_leaves_no_worker_and_no_files_and_is_started_again(trainee, reference, monkeypatch):

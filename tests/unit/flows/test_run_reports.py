@@ -48,7 +48,7 @@ def home(tmp_path, monkeypatch):
 
 def leave(home, minutes, *args, **options):
     folder = RunFolder.new(home, "digits", BEGAN + timedelta(minutes=minutes))
-    folder.keep(report(*args, **options), "# page\n")
+    folder.keep(report(*args, **options), "# page\n\nas it was\n")
     return folder
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_failed_keeps_what_it_had_reported(home):
     values = json.loads((folder.path / "report.json").read_text())
     assert (values["state"], values["error"]) == ("failed", "a gate failed")
     assert values["gates"][0]["gate"] == "metrics.accuracy"
-    assert folder.page.read_text().startswith("# page\n")
+    assert folder.page.read_text().startswith("# digits: failed\n\nas it was\n")
     assert "a gate failed" in folder.page.read_text()
 
 
