@@ -27,7 +27,7 @@ unit: .venv/.installed
 	$(BIN)/pytest tests/unit -n $(WORKERS) -q
 
 integration: .venv/.triton
-	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile -m "not slow and not gpu and not docker and not extras" -q
+	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile -m "not slow and not gpu and not docker and not extras and not services" -q
 
 # Needs a Docker engine at $DOCKER_HOST, mmdebstrap and docker-registry; .ci/run brings all three.
 docker: images
