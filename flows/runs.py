@@ -197,7 +197,7 @@ def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> F
             f"the run {run.id} belongs to no deployment, so no worker can go on with it\n"
             "start what began it once more: it goes on from the last product, training from its last checkpoint"
         )
-    again = Scheduled[Any](name="AwaitingRetry", message=f"Resumed by {person()}.")
+    again: State[Any] = Scheduled(name="AwaitingRetry", message=f"Resumed by {person()}.")
     _set(client, run, again)
     # A worker whose run was killed reports the crash a second time, some seconds later, and would undo this.
     while datetime.now(UTC) - state.timestamp < CRASH_SETTLES:

@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.events import emit_event
+
 from flows.parameters import AtLeastOne, Override, PipelineFile
 from tasks import drift
 from tasks.artifacts.store import ArtifactStore

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,9 +235,8 @@ class Team:
                 start_new_session=True,
             )
 
-    def kill(self, run: Mapping[str, Any] | str, *, worker: bool) -> None:
+    def kill(self, identity: str, *, worker: bool) -> None:
         """End a run's process with SIGKILL, and its worker before it."""
-        identity = run if isinstance(run, str) else run["id"]
         if worker:
             assert self.worker is not None
             self.worker.kill()
@@ -281,18 +280,31 @@ class Team:
         (folder / "pipeline.yaml").write_text(PIPELINE.format(name=name, epochs=epochs, more=more))
         return folder / "pipeline.yaml"
 
-    def deploy(self, *names: str, until: str = "train", pipeline: str | None = None) -> None:
-        """Register deployments of pipelines, as a prefect.yaml of the team's own would."""
+    def deploy(self, *deployments: tuple[str, str, str]) -> None:
+        """Register deployments (name, pipeline, until), as a prefect.yaml of the team's own would."""
         text = "pull:\n  - prefect.deployments.steps.set_working_directory: {directory: " + str(self.root) + "}\n"
         text += "deployments:" + "".join(
-            DEPLOYMENT.format(name=n, pipeline=pipeline or n, until=until, pool=self.pool) for n in names
+            DEPLOYMENT.format(name=name, pipeline=pipeline, until=until, pool=self.pool)
+            for name, pipeline, until in deployments
         )
-        file = self.root / f"{names[0]}.prefect.yaml"
+        file = self.root / "prefect.yaml"
         file.write_text(text)
         self.sh("prefect", "deploy", "--all", "--prefect-file", file)
 
-    def start(self, name: str, *options: object) -> dict[str, Any]:
-        return self.json("runs", "start", f"train-to-deploy/{name}", "--no-follow", *options)
+    def start(self, name: str, *overrides: str) -> str:
+        """Queue a run as the UI does; its id. A command would take seconds to start."""
+        found = self.api("GET", f"/deployments/name/train-to-deploy/{name}")
+        body = {"parameters": {"overrides": overrides}, "state": {"type": "SCHEDULED"}}
+        return self.api("POST", f"/deployments/{found['id']}/create_flow_run", body)["id"]
+
+    def resume(self, identity: str) -> None:
+        """What `enginehouse runs resume` does, in this process."""
+        from prefect.client.orchestration import SyncPrefectClient
+
+        from flows import runs
+
+        with SyncPrefectClient(self.url, httpx_settings={"trust_env": False}) as client:
+            runs.resume(client, runs.find(client, identity))
 
     def api(self, method: str, path: str, body: object = None) -> Any:
         with httpx.Client(trust_env=False, timeout=30) as client:
@@ -385,3 +397,40 @@ def team(root: Path) -> Iterator[Team]:
             made.stop_worker()
             if (made.home / "serve").exists():
                 made.sh("enginehouse", "serve", "stop", status=None)
+
+
+def run_page(folder: Path) -> list[tuple[str, str]]:
+    """Execute the commands of docs/prefect.md, from top to bottom, in one shell; each with what it printed."""
+    page = (ROOT / "docs/prefect.md").read_text()
+    block = page.split("<!-- A test executes these commands", 1)[1].split("```sh\n", 1)[1].split("```", 1)[0]
+    commands = block.strip().splitlines()
+    (port,) = find_free_ports(1)
+    ended = "\x1e"  # ASCII's record separator
+    script = ["set -eu", *(f"{command.replace('4200', str(port))}\nprintf '{ended}'" for command in commands)]
+    undo = "kill %1; wait; prefect server stop; enginehouse serve stop"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "ENGINEHOUSE_"))}
+    done = subprocess.run(
+        ["bash", "-c", f"trap '{undo}' EXIT\n" + "\n".join(script)],
+        cwd=folder,
+        env=kept
+        | {
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_SERVER_API_PORT": str(port),
+            "PREFECT_CLI_PROMPT": "false",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "DO_NOT_TRACK": "1",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "COLUMNS": "200",
+            "no_proxy": "127.0.0.1,localhost",
+        },
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    worker = folder / "my-model" / "worker.log"
+    assert done.returncode == 0, (
+        f"{done.stdout}\n{done.stderr}\n{worker.read_text()[-5000:] if worker.exists() else ''}"
+    )
+    return list(zip(commands, done.stdout.split(ended), strict=False))

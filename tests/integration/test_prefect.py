@@ -5,24 +5,16 @@ from __future__ import annotations
 import json
 import random
 import time
+import uuid
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).parents[2]
-
-GRANDCHILD = """
-        code = (
-            "import os, signal, time; os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-            "open('grandchild.new', 'w').write(str(os.getpid())); os.rename('grandchild.new', 'grandchild'); "
-            "time.sleep(600)"
-        )
-        import sys
-        subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
-        time.sleep(600)"""
 
 
 def stages(team, pipeline):
@@ -65,51 +57,52 @@ def test_the_checkouts_deployments_are_registered_without_a_question(team):
 
 
 @pytest.mark.parametrize(
-    ("parameter", "field"),
+    ("parameters", "field"),
     [
-        ("until=nonsense", "until"),
-        ('overrides=["train.seed"]', "overrides[0]"),
-        ('rebuild=["verify"]', "rebuild[0]"),
-        ("pipeline=recipe.py", "pipeline"),
+        ({"until": "nonsense"}, "until"),
+        ({"overrides": ["train.seed"]}, "overrides[0]"),
+        ({"rebuild": ["verify"]}, "rebuild[0]"),
+        ({"pipeline": "recipe.py"}, "pipeline"),
+        ({"override": ""}, "override"),
     ],
+    ids=str,
 )
-def test_a_bad_parameter_is_refused_with_its_name_and_nothing_is_queued(parameter, field, tiny):
-    refused = tiny.sh("enginehouse", "runs", "start", "train-to-deploy/tiny", "--param", parameter, status=2)
-    assert f"field '{field}'" in refused.stderr.replace("\n", " ")
-    if field == "until":  # what Prefect's own command says; the check is the server's
-        told = tiny.sh("prefect", "deployment", "run", "train-to-deploy/tiny", "--param", parameter, status=1)
-        assert f"field '{field}'" in told.stdout + told.stderr
-    assert not any(run["state"]["name"] in ("Scheduled", "Pending") for run in tiny.runs_of("tiny"))
+def test_a_bad_parameter_is_refused_with_its_name_and_nothing_is_queued(parameters, field, team):
+    before = len(team.runs_of("tiny"))
+    found = team.api("GET", "/deployments/name/train-to-deploy/tiny")
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        team.api("POST", f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})
+    assert refused.value.response.status_code in (409, 422)
+    assert f"field '{field}'" in refused.value.response.text
+    assert len(team.runs_of("tiny")) == before
 
 
-def test_a_parameter_that_no_flow_has_is_refused(tiny):
-    refused = tiny.sh("enginehouse", "runs", "start", "train-to-deploy/tiny", "--param", "untill=train", status=2)
+def test_the_commands_name_a_bad_parameter(team):
+    told = team.sh("prefect", "deployment", "run", "train-to-deploy/tiny", "--param", "until=nonsense", status=1)
+    assert "field 'until'" in told.stdout + told.stderr
+    refused = team.sh("enginehouse", "runs", "start", "train-to-deploy/tiny", "--param", "until=nonsense", status=2)
+    assert "field 'until'" in refused.stderr
+    refused = team.sh("enginehouse", "runs", "start", "train-to-deploy/tiny", "--param", "untill=train", status=2)
     assert "no parameter untill" in refused.stderr
 
 
-def test_a_run_that_ci_starts_is_followed_and_the_second_one_has_nothing_to_do(tiny, tmp_path):
+def test_a_run_that_ci_starts_is_followed_and_the_second_one_has_nothing_to_do(team, tmp_path):
     summary = tmp_path / "summary.md"
     script = ROOT / "examples/ci/retrain.sh"
-    first = tiny.sh("sh", script, "train-to-deploy/tiny", summary)
+    first = team.sh("sh", script, "train-to-deploy/tiny", summary)
     assert "train: built tiny/train@1" in first.stderr
     began = time.monotonic()
-    second = tiny.sh("sh", script, "train-to-deploy/tiny", summary)
+    second = team.sh("sh", script, "train-to-deploy/tiny", summary)
     assert "tiny: nothing has changed, so nothing was done" in second.stderr
     assert time.monotonic() - began < 40
     page = summary.read_text()
     assert page.count("**train-to-deploy/tiny: Completed**") == 2
     assert "| train | reused | tiny/train@1 |" in page
-    # Prefect's own command, which waits and fails as the run does.
-    watched = tiny.sh(
-        "prefect", "deployment", "run", "train-to-deploy/tiny", "--watch", "--param", 'overrides=["train.nope=1"]',
-        status=1,
-    )  # fmt: skip
-    assert "train.nope" in watched.stdout + watched.stderr
 
 
-def test_ci_ends_with_the_runs_kind_of_failure(tiny, tmp_path):
+def test_ci_ends_with_the_runs_kind_of_failure(team, tmp_path):
     summary = tmp_path / "summary.md"
-    failed = tiny.sh(
+    failed = team.sh(
         "enginehouse", "runs", "start", "train-to-deploy/tiny", "--set", "train.nope=1", "--summary", summary,
         status=2,
     )  # fmt: skip
@@ -117,49 +110,47 @@ def test_ci_ends_with_the_runs_kind_of_failure(tiny, tmp_path):
     assert "train.nope" in summary.read_text()
 
 
-def test_an_event_starts_a_run_with_its_parameters(tiny):
-    before = {run["id"] for run in tiny.runs_of("tiny")}
+def test_an_event_starts_a_run_with_its_parameters(team):
+    before = {run["id"] for run in team.runs_of("tiny")}
     event = {
         "event": "dataset.updated",
         "occurred": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "id": "3f1c6b0e-0f5e-4c4e-9d2a-%012x" % random.getrandbits(48),
+        "id": str(uuid.uuid4()),
         "resource": {"prefect.resource.id": "enginehouse.dataset.tiny"},
-        "payload": {"overrides": ["data.rows.version=2"]},
+        "payload": {"overrides": ["data.rows.version=v2"]},
     }
-    tiny.api("POST", "/events", [event])
+    team.api("POST", "/events", [event])
     new: list = []
 
     def came():
-        new[:] = [run for run in tiny.runs_of("tiny") if run["id"] not in before]
+        new[:] = [run for run in team.runs_of("tiny") if run["id"] not in before]
         return bool(new)
 
-    tiny.wait_for(came, timeout=60)
-    assert new[0]["parameters"]["overrides"] == ["data.rows.version=2"]
-    tiny.wait(new[0]["id"], "Completed")
-    assert "data.rows" in tiny.logs(new[0]["id"])
+    team.wait_for(came, timeout=60)
+    assert new[0]["parameters"]["overrides"] == ["data.rows.version=v2"]
+    team.wait(new[0]["id"], "Completed")
+    assert "data.rows" in team.logs(new[0]["id"])
 
 
-def test_drift_is_found_by_the_recipe_and_starts_a_training(tiny, tmp_path):
-    tiny.sh("prefect", "deploy", "--all", "--prefect-file", ROOT / "prefect.yaml", cwd=ROOT)
+def test_drift_is_found_by_the_recipe_and_starts_a_training(team, tmp_path):
+    team.sh("prefect", "deploy", "--all", "--prefect-file", ROOT / "prefect.yaml", cwd=ROOT)
     recent = tmp_path / "recent.txt"
     recent.write_text("9 9 9 9\n")
-    before = {run["id"] for run in tiny.runs_of("tiny")}
-    told = tiny.sh(
-        "enginehouse", "runs", "start", "check-drift/check-drift", "--param", f"pipeline={tiny.root}/tiny/pipeline.yaml",
-        "--param", f"recent={recent}", "--set", "data.rows.version=3",
+    before = {run["id"] for run in team.runs_of("tiny")}
+    told = team.sh(
+        "enginehouse", "runs", "start", "check-drift/check-drift", "--param",
+        f"pipeline={team.root}/tiny/pipeline.yaml",
+        "--param", f"recent={recent}", "--set", "data.rows.version=v3",
     )  # fmt: skip
     assert "tiny: drifted" in told.stderr
-    tiny.wait_for(lambda: {run["id"] for run in tiny.runs_of("tiny")} > before, timeout=60)
-    (new,) = [run for run in tiny.runs_of("tiny") if run["id"] not in before]
-    assert new["parameters"]["overrides"] == ["data.rows.version=3"]
-    tiny.wait(new["id"], "Completed")
+    team.wait_for(lambda: {run["id"] for run in team.runs_of("tiny")} > before, timeout=60)
+    (new,) = [run for run in team.runs_of("tiny") if run["id"] not in before]
+    assert new["parameters"]["overrides"] == ["data.rows.version=v3"]
+    team.wait(new["id"], "Completed")
 
 
 def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_once(team):
-    team.pipeline("killed", sleep=0.15, epochs=8)
-    team.pipeline("reference", sleep=0, epochs=8)
-    team.deploy("killed", "reference", until="validate")
-    run = team.start("killed")["id"]
+    run = team.start("killed")
     for instant in range(10):
         worker = instant % 4 == 0
         chance = random.Random(f"kill {instant}")
@@ -172,14 +163,14 @@ def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_on
             team.start_worker()
         else:
             team.wait(run, "Crashed", timeout=30)
-        team.sh("enginehouse", "runs", "resume", run)
+        team.resume(run)
     print(f"killed {instant + 1} times")
     team.wait(run, "Completed", timeout=180)
     assert stages(team, "killed") == [
         f"killed/{stage}@1" for stage in ("train", "export", "engine", "triton_config", "validate")
     ]
     assert team.json("artifacts", "verify") == []
-    other = team.start("reference")["id"]
+    other = team.start("reference")
     team.wait(other, "Completed")
     rows = [row for name in ("killed", "reference") for row in team.json("artifacts", "ls", name)]
     content = {row["artifact"]: row["content"] for row in rows}
@@ -194,9 +185,7 @@ def test_a_run_whose_worker_and_process_are_gone_is_marked_within_two_minutes(de
 
 
 def test_a_run_that_lives_is_not_resumed(team):
-    team.pipeline("living", sleep=0.5, epochs=50)
-    team.deploy("living")
-    run = team.start("living")["id"]
+    run = team.start("endless")
     team.wait_for(lambda: "train: begins" in team.logs(run), timeout=60)
     refused = team.sh("enginehouse", "runs", "resume", run[:8], status=9)
     assert "lives on this machine" in refused.stderr
@@ -205,9 +194,7 @@ def test_a_run_that_lives_is_not_resumed(team):
 
 
 def test_cancel_ends_a_grandchild_that_ignores_being_asked(team):
-    team.pipeline("stubborn", extra=GRANDCHILD.strip())
-    team.deploy("stubborn")
-    run = team.start("stubborn")["id"]
+    run = team.start("stubborn")
     mark = team.root / "stubborn" / "grandchild"
     team.wait_for(mark.exists, timeout=90)
     pid = int(mark.read_text())
@@ -223,12 +210,7 @@ def test_cancel_ends_a_grandchild_that_ignores_being_asked(team):
 
 def test_ten_pipelines_at_once_share_a_store_and_the_same_one_twice_is_built_once(team):
     names = [f"many{number}" for number in range(9)]
-    for name in names:
-        team.pipeline(name)
-    # One pipeline by two deployments: each has its own limit, so that they do run at once.
-    team.deploy(*names)
-    team.deploy("again", **{"until": "train"}, pipeline="many0")
-    runs = [team.start(name)["id"] for name in [*names, "again"]]
+    runs = [team.start(name) for name in [*names, "again"]]
     for run in runs:
         team.wait(run, "Completed", timeout=240)
     for name in names:
@@ -239,9 +221,7 @@ def test_ten_pipelines_at_once_share_a_store_and_the_same_one_twice_is_built_onc
 
 
 def test_approval_is_asked_for_and_its_answer_is_kept(team):
-    team.pipeline("asked", more="approve: before_promote")
-    team.deploy("asked", until="deploy")
-    run = team.start("asked")["id"]
+    run = team.start("asked")
     team.wait(run, "Suspended", timeout=180)
     team.wait_for(lambda: not team.processes(run), timeout=30)  # the worker is free
     assert team.json("releases", "ls", "asked")[0]["state"] == "candidate"
@@ -254,7 +234,7 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     assert stages(team, "asked").count("asked/train@1") == 1
 
     # The next candidate, refused by the form's own call of the API.
-    other = team.start("asked", "--set", "serve.max_batch_size=8")["id"]
+    other = team.start("asked", "serve.max_batch_size=8")
     team.wait(other, "Suspended", timeout=180)
     answer = {"run_input": {"approve": False, "by": "a tester", "reason": "not today"}}
     team.api("POST", f"/flow_runs/{other}/resume", answer)
@@ -263,7 +243,7 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     assert [row["state"] for row in team.json("releases", "ls", "asked")] == ["champion", "candidate"]
 
     # One that nobody answers.
-    late = team.start("asked", "--set", "serve.max_batch_size=8", "--set", "approve_within_hours=0.0002")["id"]
+    late = team.start("asked", "serve.max_batch_size=8", "approve_within_hours=0.0002")
     team.wait(late, "Failed", timeout=180)
     assert "never resumed" in team.run(late)["state"]["message"]
     assert [row["state"] for row in team.json("releases", "ls", "asked")] == ["champion", "candidate"]
