@@ -1,4 +1,7 @@
-"""The typed parameters of the flows: what a form shows, and what the server refuses before anything is queued."""
+"""The types of the flows' parameters: what the server refuses before anything is queued, naming the parameter.
+
+What each one means stands in the flow's docstring, where Prefect takes the form's texts from.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,22 +10,10 @@ from pydantic import Field
 
 PipelineFile = Annotated[
     Path,
-    Field(
-        description="The pipeline file, relative to the deployment's folder.",
-        # pydantic knows no pattern of a path; the server, which checks by the schema, does.
-        json_schema_extra={"pattern": r"\.ya?ml$"},
-    ),
+    # pydantic knows no pattern of a path; the server, which checks by the schema, does.
+    Field(json_schema_extra={"pattern": r"\.ya?ml$"}),
 ]
 Override = Annotated[str, Field(pattern=r"^\s*[\w-]+(\.[\w-]+)*\s*=", examples=["train.max_epochs=3"])]
-HomeFolder = Annotated[
-    Path | None,
-    Field(description="The folder with the store; found from the pipeline file or the current folder if left out."),
-]
-ReleaseName = Annotated[
-    str,
-    Field(
-        min_length=1,
-        description="A release such as `digits/release@3`, a pipeline's name, or its file.",
-    ),
-]
-Reason = Annotated[str | None, Field(min_length=1, description="Why; kept with the record.")]
+Reason = Annotated[str, Field(min_length=1)]
+ReleaseName = Annotated[str, Field(min_length=1)]
+AtLeastOne = Annotated[int, Field(ge=1)]

@@ -6,12 +6,13 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from flows import releases
+from flows.parameters import Reason, ReleaseName
 from flows.releases import Desk, open_desk
 from tasks.events import Event, Listener
 
 
 @flow(name="promote", flow_run_name="promote {release}", persist_result=False)
-def promote(release: str, reason: str | None = None, home: Path | None = None) -> dict[str, Any]:
+def promote(release: ReleaseName, reason: Reason | None = None, home: Path | None = None) -> dict[str, Any]:
     """Make a verified release the champion; the servers are moved one by one.
 
     Parameters:
@@ -24,7 +25,7 @@ def promote(release: str, reason: str | None = None, home: Path | None = None) -
 
 @flow(name="rollback", flow_run_name="roll back {release}", persist_result=False)
 def rollback(
-    release: str, to: str | None = None, reason: str | None = None, home: Path | None = None
+    release: ReleaseName, to: ReleaseName | None = None, reason: Reason | None = None, home: Path | None = None
 ) -> dict[str, Any]:
     """Go back to the champion before the champion: its versions, and its configuration to the byte.
 
@@ -38,7 +39,7 @@ def rollback(
 
 
 @flow(name="pin", flow_run_name="pin {release}", persist_result=False)
-def pin(release: str, remove: bool = False, home: Path | None = None) -> dict[str, Any]:
+def pin(release: ReleaseName, remove: bool = False, home: Path | None = None) -> dict[str, Any]:
     """Keep a release's versions in the repository for good.
 
     Parameters:
@@ -50,7 +51,7 @@ def pin(release: str, remove: bool = False, home: Path | None = None) -> dict[st
 
 
 @flow(name="repair", flow_run_name="repair {release}", persist_result=False)
-def repair(release: str, home: Path | None = None) -> dict[str, Any]:
+def repair(release: ReleaseName, home: Path | None = None) -> dict[str, Any]:
     """Finish or undo what a process that died has left half done.
 
     Parameters:

@@ -8,6 +8,7 @@ import os
 import socket
 from pathlib import Path
 
+import httpx
 import psutil
 from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
@@ -46,8 +47,11 @@ def require_ours() -> None:
     run = _present()
     if run is None:
         return
-    with get_client(sync_client=True) as client:
-        now = client.read_flow_run(run.id)
+    try:
+        with get_client(sync_client=True) as client:
+            now = client.read_flow_run(run.id)
+    except httpx.TransportError:  # a server that restarts takes nothing away
+        return
     if now.state is None or not now.state.is_running() or now.run_count != run.run_count:
         state = "unknown" if now.state is None else now.state.name
         raise Refused(f"the run {run.id} is {state} (attempt {now.run_count}): this process does not go on with it")

@@ -37,6 +37,7 @@ GRACE = 75.0
 """Seconds in which a cancelled run's processes have ended: Prefect kills the flow 30 s after it asked it to end, the
 supervisor kills what the flow had started, and a worker looks for cancellations every few seconds."""
 POLL = 0.5
+CRASH_SETTLES = timedelta(seconds=12)
 LATE_LINES = 3.0
 """Seconds in which the last lines of a run that has ended arrive."""
 
@@ -131,7 +132,7 @@ def follow(
     """Give each line of the run's log until its state satisfies `until`; then the run as it is."""
     wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
     seen: set[UUID] = set()
-    last_look: float | None = None
+    finished, last_look = False, None
     while True:
         run = client.read_flow_run(run.id)
         # A run's lines are sent in batches, so that some come late, and some after it has ended.
@@ -139,11 +140,10 @@ def follow(
             if line.id not in seen:
                 seen.add(line.id)
                 on_line(line.message)
-                if last_look is not None and _FINISHED in line.message:
-                    return run
+                finished = _FINISHED in line.message
         if last_look is None and until(state_of(run)):
             last_look = time.monotonic() + LATE_LINES
-        if last_look is not None and time.monotonic() > last_look:
+        if last_look is not None and (finished or time.monotonic() > last_look):
             return run
         time.sleep(POLL)
 
@@ -197,7 +197,16 @@ def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> F
             f"the run {run.id} belongs to no deployment, so no worker can go on with it\n"
             "start what began it once more: it goes on from the last product, training from its last checkpoint"
         )
-    _set(client, run, Scheduled(name="AwaitingRetry", message=f"Resumed by {person()}."))
+    again: State[Any] = Scheduled(name="AwaitingRetry", message=f"Resumed by {person()}.")
+    _set(client, run, again)
+    # A worker whose run was killed reports the crash a second time, some seconds later, and would undo this.
+    while datetime.now(UTC) - state.timestamp < CRASH_SETTLES:
+        time.sleep(POLL)
+        now = client.read_flow_run(run.id)
+        if now.run_count > run.run_count:
+            break
+        if state_of(now).is_crashed():
+            _set(client, run, again)
     return client.read_flow_run(run.id)
 
 

@@ -5,16 +5,15 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
-from pydantic import Field
 
 from flows import approval, retries
 from flows.chain import Job, Selection, open_job, run_stage
-from flows.parameters import Override, PipelineFile
+from flows.parameters import Override, PipelineFile, Reason
 from flows.prefect_artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
 from flows.release import Served, run_release
 from flows.releases import refuse_unfit_plan
@@ -40,24 +39,22 @@ def _run_name() -> str:
 @flow(name="train-to-deploy", flow_run_name=_run_name, persist_result=False)
 def train_to_deploy(
     pipeline: PipelineFile,
-    overrides: Annotated[
-        Sequence[Override], Field(description="Fields to set in place of the file's, each `field.sub=value`.")
-    ] = (),
-    start: Annotated[
-        KeyedName | None, Field(description="Take the stages before this one from the store as they were last built.")
-    ] = None,
-    until: Annotated[StageName | None, Field(description="Stop after this stage.")] = None,
-    rebuild: Annotated[
-        Sequence[KeyedName], Field(description="Build these stages anew though the store has their product.")
-    ] = (),
-    override: Annotated[
-        str | None,
-        Field(
-            description="Release though a gate fails, for this reason, which is kept with the release.", min_length=1
-        ),
-    ] = None,
+    overrides: Sequence[Override] = (),
+    start: KeyedName | None = None,
+    until: StageName | None = None,
+    rebuild: Sequence[KeyedName] = (),
+    override: Reason | None = None,
 ) -> dict[str, Any]:
-    """Take a pipeline from its recipe to a verified model on a server."""
+    """Take a pipeline from its recipe to a verified model on a server.
+
+    Parameters:
+        pipeline: the pipeline file
+        overrides: fields to set in place of the file's, each `field.sub=value`
+        start: take the stages before this one from the store as they were last built
+        until: stop after this stage
+        rebuild: build these stages anew though the store has their product
+        override: release though a gate fails, for this reason, which is kept with the release
+    """
     started = time.monotonic()
     sign()
     listener = _told_to(get_run_logger(), LISTENER.get())

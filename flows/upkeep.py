@@ -1,13 +1,13 @@
 """The flows `gc` and `check-drift`: what a schedule does beside training."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.events import emit_event
-from pydantic import Field
 
-from flows.parameters import HomeFolder, Override, PipelineFile
+from flows.parameters import AtLeastOne, Override, PipelineFile
 from tasks import drift
 from tasks.artifacts.store import ArtifactStore
 from tasks.errors import ConfigError
@@ -25,12 +25,14 @@ def dataset_resource(pipeline: str) -> str:
 
 
 @flow(name="gc", persist_result=False)
-def gc(
-    home: HomeFolder = None,
-    keep: Annotated[int, Field(ge=1, description="How many of the latest builds of each stage stay.")] = 3,
-    dry_run: Annotated[bool, Field(description="Only say what would be removed.")] = False,
-) -> dict[str, Any]:
-    """Remove from the store what no release, no alias and none of the latest builds needs."""
+def gc(home: Path | None = None, keep: AtLeastOne = 3, dry_run: bool = False) -> dict[str, Any]:
+    """Remove from the store what no release, no alias and none of the latest builds needs.
+
+    Parameters:
+        home: the folder with the store; found from the deployment's folder if left out
+        keep: how many of the latest builds of each stage stay
+        dry_run: only say what would be removed
+    """
     room = find_home(Path.cwd()) if home is None else Home(home.absolute())
     if not room.store.is_dir():
         raise ConfigError(f"there is no store at {room.store}: name the folder that holds it with `home`")
@@ -46,15 +48,14 @@ def gc(
 
 
 @flow(name="check-drift", persist_result=False)
-def check_drift(
-    pipeline: PipelineFile,
-    recent: Annotated[Path, Field(description="Recent data or requests: what the recipe's `drift` reads.")],
-    overrides: Annotated[
-        list[Override],
-        Field(description="What the event passes on to the training, such as `data.NAME.version=2026-07`."),
-    ] = [],  # noqa: B006 - Prefect makes the form's default of it, and nobody changes it
-) -> dict[str, Any]:
-    """Compare recent data with the training's, by the recipe's own measure; say `dataset.updated` where it drifted."""
+def check_drift(pipeline: PipelineFile, recent: Path, overrides: Sequence[Override] = ()) -> dict[str, Any]:
+    """Compare recent data with the training's, by the recipe's own measure; say `dataset.updated` where it drifted.
+
+    Parameters:
+        pipeline: the pipeline file
+        recent: recent data or requests, in whatever form the recipe's `drift` reads
+        overrides: what the event passes on to the training, such as `data.NAME.version=2026-07`
+    """
     opened = load(pipeline)
     found = drift.check(opened, recent.absolute(), home=find_home(opened.folder), listener=_logged())
     get_run_logger().info("%s: %s, %s", opened.name, "drifted" if found.drifted else "no drift", found.scores)

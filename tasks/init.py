@@ -11,6 +11,7 @@ from tasks.errors import ConfigError, Problem, Refused, StoreUnusable
 TEMPLATE = Path(__file__).parent / "template"
 FILES = {
     "pipeline.yaml": "pipeline.yaml",
+    "prefect.yaml": "prefect.yaml",
     "recipe.py": "recipe.py",
     "test_recipe.py": "test_recipe.py.txt",  # it imports a module `recipe`, which is there only beside the recipe
     "README.md": "README.md",

@@ -12,10 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ DEPLOYMENT = """
     entrypoint: flows.train_to_deploy.train_to_deploy
     version: "1"
     tags: [tiny]
-    parameters: {{pipeline: {name}/pipeline.yaml, until: {until}}}
+    parameters: {{pipeline: {pipeline}/pipeline.yaml, until: {until}}}
     work_pool: {{name: {pool}, job_variables: {{env: {{PREFECT_FLOWS_HEARTBEAT_FREQUENCY: "30"}}}}}}
     concurrency_limit: {{limit: 1, collision_strategy: ENQUEUE}}
     triggers:
@@ -130,40 +131,42 @@ DEPLOYMENT = """
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[str | None]:
+def postgres() -> Iterator[str | None]:
     """A cluster of its own on a free port, and the URL of its database; `None` where PostgreSQL is not installed."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
         yield None
         return
     programs = found[-1].parent
-    user = "postgres" if os.getuid() == 0 else None  # it refuses to run as root
+    # It refuses to run as root. Its folder is no one of pytest's, which only their own user may enter.
+    user = "postgres" if os.getuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="enginehouse-postgres-"))
     if user is not None:
-        for each in (folder, *folder.parents):  # pytest's folders are its own user's only
-            if each == Path("/tmp") or each.stat().st_mode & 0o001:
-                break
-            each.chmod(0o711)
-        data = folder / "postgres"
-        data.mkdir()
-        shutil.chown(data, user)
-    else:
-        data = folder / "postgres"
+        shutil.chown(folder, user)
+    data = folder / "data"
     (port,) = find_free_ports(1)
-    options: dict[str, Any] = {"check": True, "capture_output": True, "cwd": "/", "timeout": 120}
+    options: dict[str, Any] = {"cwd": "/", "timeout": 120, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     if user is not None:
         options |= {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
-    subprocess.run(
+    subprocess.check_call(
         [programs / "initdb", "-D", data, "-U", "prefect", "--auth=trust", "--no-sync", "-E", "UTF8"], **options
     )
     settings = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
-    subprocess.run(
-        [programs / "pg_ctl", "-D", data, "-w", "-l", data / "log", "-o", settings, "start"],
-        **options | {"capture_output": False, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL},
+    subprocess.check_call(
+        [programs / "pg_ctl", "-D", data, "-w", "-l", data / "log", "-o", settings, "start"], **options
     )
     try:
         yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/postgres"
     finally:
-        subprocess.run([programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **options)
+        subprocess.check_call([programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **options)
+        shutil.rmtree(folder)
+
+
+def wait_for(condition: Callable[[], bool], *, timeout: float, what: Callable[[], object] = str) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.2)
 
 
 @dataclass
@@ -175,7 +178,6 @@ class Team:
     database: str | None
     pool: str = "enginehouse"
     worker: subprocess.Popen[bytes] | None = None
-    known: set[str] = field(default_factory=set)
 
     @property
     def home(self) -> Path:
@@ -233,9 +235,8 @@ class Team:
                 start_new_session=True,
             )
 
-    def kill(self, run: Mapping[str, Any] | str, *, worker: bool) -> None:
+    def kill(self, identity: str, *, worker: bool) -> None:
         """End a run's process with SIGKILL, and its worker before it."""
-        identity = run if isinstance(run, str) else run["id"]
         if worker:
             assert self.worker is not None
             self.worker.kill()
@@ -279,16 +280,31 @@ class Team:
         (folder / "pipeline.yaml").write_text(PIPELINE.format(name=name, epochs=epochs, more=more))
         return folder / "pipeline.yaml"
 
-    def deploy(self, *names: str, until: str = "train") -> None:
-        """Register deployments of pipelines, as a prefect.yaml of the team's own would."""
+    def deploy(self, *deployments: tuple[str, str, str]) -> None:
+        """Register deployments (name, pipeline, until), as a prefect.yaml of the team's own would."""
         text = "pull:\n  - prefect.deployments.steps.set_working_directory: {directory: " + str(self.root) + "}\n"
-        text += "deployments:" + "".join(DEPLOYMENT.format(name=n, until=until, pool=self.pool) for n in names)
-        file = self.root / f"{names[0]}.prefect.yaml"
+        text += "deployments:" + "".join(
+            DEPLOYMENT.format(name=name, pipeline=pipeline, until=until, pool=self.pool)
+            for name, pipeline, until in deployments
+        )
+        file = self.root / "prefect.yaml"
         file.write_text(text)
         self.sh("prefect", "deploy", "--all", "--prefect-file", file)
 
-    def start(self, name: str, *options: object) -> dict[str, Any]:
-        return self.json("runs", "start", f"train-to-deploy/{name}", "--no-follow", *options)
+    def start(self, name: str, *overrides: str) -> str:
+        """Queue a run as the UI does; its id. A command would take seconds to start."""
+        found = self.api("GET", f"/deployments/name/train-to-deploy/{name}")
+        body = {"parameters": {"overrides": overrides}, "state": {"type": "SCHEDULED"}}
+        return self.api("POST", f"/deployments/{found['id']}/create_flow_run", body)["id"]
+
+    def resume(self, identity: str) -> None:
+        """What `enginehouse runs resume` does, in this process."""
+        from prefect.client.orchestration import SyncPrefectClient
+
+        from flows import runs
+
+        with SyncPrefectClient(self.url, httpx_settings={"trust_env": False}) as client:
+            runs.resume(client, runs.find(client, identity))
 
     def api(self, method: str, path: str, body: object = None) -> Any:
         with httpx.Client(trust_env=False, timeout=30) as client:
@@ -320,16 +336,11 @@ class Team:
         wanted = {"logs": {"flow_run_id": {"any_": [identity]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
         return "\n".join(line["message"] for line in self.api("POST", "/logs/filter", wanted))
 
+    wait_for = staticmethod(wait_for)
+
     def runs_of(self, name: str) -> list[dict[str, Any]]:
         wanted = {"deployments": {"name": {"any_": [name]}}, "sort": "START_TIME_ASC"}
         return self.api("POST", "/flow_runs/filter", wanted)
-
-
-def wait_for(condition: Callable[[], bool], *, timeout: float, what: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
 
 
 @contextmanager
@@ -375,7 +386,7 @@ def server(root: Path, database: str | None) -> Iterator[str]:
 def team(root: Path) -> Iterator[Team]:
     """A server, set up, with a worker."""
     root.mkdir(parents=True, exist_ok=True)
-    with postgres(root) as database, server(root, database) as url:
+    with postgres() as database, server(root, database) as url:
         made = Team(root=root / "work", url=url, database=database)
         made.root.mkdir()
         made.sh("enginehouse", "runs", "setup")
@@ -386,3 +397,40 @@ def team(root: Path) -> Iterator[Team]:
             made.stop_worker()
             if (made.home / "serve").exists():
                 made.sh("enginehouse", "serve", "stop", status=None)
+
+
+def run_page(folder: Path) -> list[tuple[str, str]]:
+    """Execute the commands of docs/prefect.md, from top to bottom, in one shell; each with what it printed."""
+    page = (ROOT / "docs/prefect.md").read_text()
+    block = page.split("<!-- A test executes these commands", 1)[1].split("```sh\n", 1)[1].split("```", 1)[0]
+    commands = block.strip().splitlines()
+    (port,) = find_free_ports(1)
+    ended = "\x1e"  # ASCII's record separator
+    script = ["set -eu", *(f"{command.replace('4200', str(port))}\nprintf '{ended}'" for command in commands)]
+    undo = "kill %1; wait; prefect server stop; enginehouse serve stop"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "ENGINEHOUSE_"))}
+    done = subprocess.run(
+        ["bash", "-c", f"trap '{undo}' EXIT\n" + "\n".join(script)],
+        cwd=folder,
+        env=kept
+        | {
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_SERVER_API_PORT": str(port),
+            "PREFECT_CLI_PROMPT": "false",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "DO_NOT_TRACK": "1",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "COLUMNS": "200",
+            "no_proxy": "127.0.0.1,localhost",
+        },
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    worker = folder / "my-model" / "worker.log"
+    assert done.returncode == 0, (
+        f"{done.stdout}\n{done.stderr}\n{worker.read_text()[-5000:] if worker.exists() else ''}"
+    )
+    return list(zip(commands, done.stdout.split(ended), strict=False))

@@ -21,7 +21,7 @@ def init(
     *,
     name: Annotated[str | None, Parameter(help="The pipeline's name; the folder's if left out.")] = None,
 ) -> None:
-    """Write a new pipeline's folder: pipeline.yaml, recipe.py and a test."""
+    """Write a new pipeline's folder: pipeline.yaml, recipe.py, prefect.yaml and a test."""
     from tasks import init as template
 
     for path in template.init(folder, name or folder.absolute().name):

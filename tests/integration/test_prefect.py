@@ -1,0 +1,267 @@
+"""Operated by Prefect: a real server, on PostgreSQL where that is installed, and a real worker."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+pytestmark = pytest.mark.services
+
+ROOT = Path(__file__).parents[2]
+
+
+def stages(team, pipeline):
+    return [row["artifact"] for row in team.json("artifacts", "ls", pipeline)]
+
+
+def test_the_checkouts_deployments_are_registered_without_a_question(team):
+    team.sh("prefect", "deploy", "--all", "--prefect-file", ROOT / "prefect.yaml", cwd=ROOT)
+    registered = {
+        f"{flow}/{found['name']}": found
+        for found in team.api("POST", "/deployments/filter", {})
+        if "enginehouse" in found["tags"]
+        for flow in [team.api("GET", f"/flows/{found['flow_id']}")["name"]]
+    }
+    assert set(registered) == {
+        "train-to-deploy/digits", "train-to-deploy/mnist", "promote/promote", "rollback/rollback", "gc/gc",
+        "check-drift/check-drift",
+    }  # fmt: skip
+    for name, found in registered.items():
+        assert found["version"], name
+        assert found["description"], name
+        assert found["work_pool_name"] == "enginehouse"
+        assert found["pull_steps"] == [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}], (
+            name
+        )
+        assert not any(schedule["active"] for schedule in found["schedules"])
+        undocumented = [
+            parameter
+            for parameter, schema in found["parameter_openapi_schema"]["properties"].items()
+            if "description" not in schema
+        ]
+        assert undocumented == [], name
+    digits = registered["train-to-deploy/digits"]
+    assert (digits["global_concurrency_limit"]["limit"], digits["concurrency_options"]["collision_strategy"]) == (
+        1,
+        "ENQUEUE",
+    )
+    names = {found["name"] for found in team.api("POST", "/automations/filter", {})}
+    assert {"digits has new data", "mnist has new data", "mnist after prepare-data"} <= names
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"until": "nonsense"}, "until"),
+        ({"overrides": ["train.seed"]}, "overrides[0]"),
+        ({"rebuild": ["verify"]}, "rebuild[0]"),
+        ({"pipeline": "recipe.py"}, "pipeline"),
+        ({"override": ""}, "override"),
+    ],
+    ids=str,
+)
+def test_a_bad_parameter_is_refused_with_its_name_and_nothing_is_queued(parameters, field, team):
+    before = len(team.runs_of("tiny"))
+    found = team.api("GET", "/deployments/name/train-to-deploy/tiny")
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        team.api("POST", f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})
+    assert refused.value.response.status_code in (409, 422)
+    assert f"field '{field}'" in refused.value.response.text
+    assert len(team.runs_of("tiny")) == before
+
+
+def test_the_commands_name_a_bad_parameter(team):
+    told = team.sh("prefect", "deployment", "run", "train-to-deploy/tiny", "--param", "until=nonsense", status=1)
+    assert "field 'until'" in told.stdout + told.stderr
+    refused = team.sh("enginehouse", "runs", "start", "train-to-deploy/tiny", "--param", "until=nonsense", status=2)
+    assert "field 'until'" in refused.stderr
+    refused = team.sh("enginehouse", "runs", "start", "train-to-deploy/tiny", "--param", "untill=train", status=2)
+    assert "no parameter untill" in refused.stderr
+
+
+def test_a_run_that_ci_starts_is_followed_and_the_second_one_has_nothing_to_do(team, tmp_path):
+    summary = tmp_path / "summary.md"
+    script = ROOT / "examples/ci/retrain.sh"
+    first = team.sh("sh", script, "train-to-deploy/tiny", summary)
+    assert "train: built tiny/train@1" in first.stderr
+    began = time.monotonic()
+    second = team.sh("sh", script, "train-to-deploy/tiny", summary)
+    assert "tiny: nothing has changed, so nothing was done" in second.stderr
+    assert time.monotonic() - began < 40
+    page = summary.read_text()
+    assert page.count("**train-to-deploy/tiny: Completed**") == 2
+    assert "| train | reused | tiny/train@1 |" in page
+
+
+def test_ci_ends_with_the_runs_kind_of_failure(team, tmp_path):
+    summary = tmp_path / "summary.md"
+    failed = team.sh(
+        "enginehouse", "runs", "start", "train-to-deploy/tiny", "--set", "train.nope=1", "--summary", summary,
+        status=2,
+    )  # fmt: skip
+    assert "configuration" in failed.stderr
+    assert "train.nope" in summary.read_text()
+
+
+def test_an_event_starts_a_run_with_its_parameters(team):
+    before = {run["id"] for run in team.runs_of("tiny")}
+    event = {
+        "event": "dataset.updated",
+        "occurred": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "id": str(uuid.uuid4()),
+        "resource": {"prefect.resource.id": "enginehouse.dataset.tiny"},
+        "payload": {"overrides": ["data.rows.version=v2"]},
+    }
+    team.api("POST", "/events", [event])
+    new: list = []
+
+    def came():
+        new[:] = [run for run in team.runs_of("tiny") if run["id"] not in before]
+        return bool(new)
+
+    team.wait_for(came, timeout=60)
+    assert new[0]["parameters"]["overrides"] == ["data.rows.version=v2"]
+    team.wait(new[0]["id"], "Completed")
+    assert "data.rows" in team.logs(new[0]["id"])
+
+
+def test_drift_is_found_by_the_recipe_and_starts_a_training(team, tmp_path):
+    team.sh("prefect", "deploy", "--all", "--prefect-file", ROOT / "prefect.yaml", cwd=ROOT)
+    recent = tmp_path / "recent.txt"
+    recent.write_text("9 9 9 9\n")
+    before = {run["id"] for run in team.runs_of("tiny")}
+    told = team.sh(
+        "enginehouse", "runs", "start", "check-drift/check-drift", "--param",
+        f"pipeline={team.root}/tiny/pipeline.yaml",
+        "--param", f"recent={recent}", "--set", "data.rows.version=v3",
+    )  # fmt: skip
+    assert "tiny: drifted" in told.stderr
+    team.wait_for(lambda: {run["id"] for run in team.runs_of("tiny")} > before, timeout=60)
+    (new,) = [run for run in team.runs_of("tiny") if run["id"] not in before]
+    assert new["parameters"]["overrides"] == ["data.rows.version=v3"]
+    team.wait(new["id"], "Completed")
+
+
+def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_once(team):
+    run = team.start("killed")
+    for instant in range(10):
+        worker = instant % 4 == 0
+        chance = random.Random(f"kill {instant}")
+        team.wait_for(lambda: bool(team.processes(run)) or team.state(run) == "Completed", timeout=60)
+        time.sleep(chance.uniform(0.2, 9))
+        if team.state(run) == "Completed":
+            break
+        team.kill(run, worker=worker)
+        if worker:
+            team.start_worker()
+        else:
+            team.wait(run, "Crashed", timeout=30)
+        team.resume(run)
+    print(f"killed {instant + 1} times")
+    team.wait(run, "Completed", timeout=180)
+    assert stages(team, "killed") == [
+        f"killed/{stage}@1" for stage in ("train", "export", "engine", "triton_config", "validate")
+    ]
+    assert team.json("artifacts", "verify") == []
+    other = team.start("reference")
+    team.wait(other, "Completed")
+    rows = [row for name in ("killed", "reference") for row in team.json("artifacts", "ls", name)]
+    content = {row["artifact"]: row["content"] for row in rows}
+    # The recipes differ by how long they sleep, which is in no product but their keys.
+    assert content["killed/train@1"] == content["reference/train@1"]
+
+
+def test_a_run_whose_worker_and_process_are_gone_is_marked_within_two_minutes(dead_run, team):
+    run, died = dead_run
+    team.wait(run, "Crashed", timeout=max(1.0, died + 120 - time.monotonic()))
+    assert "No sign of life" in team.run(run)["state"]["message"]
+
+
+def test_a_run_that_lives_is_not_resumed(team):
+    run = team.start("endless")
+    team.wait_for(lambda: "train: begins" in team.logs(run), timeout=60)
+    refused = team.sh("enginehouse", "runs", "resume", run[:8], status=9)
+    assert "lives on this machine" in refused.stderr
+    team.sh("enginehouse", "runs", "cancel", run[:8])
+    assert team.state(run) == "Cancelled"
+
+
+def test_cancel_ends_a_grandchild_that_ignores_being_asked(team):
+    run = team.start("stubborn")
+    mark = team.root / "stubborn" / "grandchild"
+    team.wait_for(mark.exists, timeout=90)
+    pid = int(mark.read_text())
+    began = time.monotonic()
+    team.sh("enginehouse", "runs", "cancel", run)
+    left = 75 - (time.monotonic() - began)
+    team.wait_for(lambda: not psutil.pid_exists(pid), timeout=left)
+    assert team.state(run) == "Cancelled"
+    assert stages(team, "stubborn") == []
+    assert team.json("artifacts", "verify") == []
+    assert team.json("runs", "ls", "--state", "cancelled")[0]["state"] == "Cancelled"
+
+
+def test_ten_pipelines_at_once_share_a_store_and_the_same_one_twice_is_built_once(team):
+    names = [f"many{number}" for number in range(9)]
+    runs = [team.start(name) for name in [*names, "again"]]
+    for run in runs:
+        team.wait(run, "Completed", timeout=240)
+    for name in names:
+        assert stages(team, name) == [f"{name}/train@1"]
+    states = ["reused" if "train: reused" in team.logs(run) else "built" for run in (runs[0], runs[-1])]
+    assert sorted(states) == ["built", "reused"]
+    assert team.json("artifacts", "verify") == []
+
+
+def test_approval_is_asked_for_and_its_answer_is_kept(team):
+    run = team.start("asked")
+    team.wait(run, "Suspended", timeout=180)
+    team.wait_for(lambda: not team.processes(run), timeout=30)  # the worker is free
+    assert team.json("releases", "ls", "asked")[0]["state"] == "candidate"
+    team.sh("enginehouse", "runs", "resume", run, status=9)
+    team.sh("enginehouse", "runs", "approve", run, "--by", "a tester", "--reason", "looks right")
+    team.wait(run, "Completed", timeout=180)
+    shown = team.json("releases", "show", "asked")
+    assert shown["state"] == "champion"
+    assert shown["history"][0]["reason"] == "approved by a tester: looks right"
+    assert stages(team, "asked").count("asked/train@1") == 1
+
+    # The next candidate, refused by the form's own call of the API.
+    other = team.start("asked", "serve.max_batch_size=8")
+    team.wait(other, "Suspended", timeout=180)
+    answer = {"run_input": {"approve": False, "by": "a tester", "reason": "not today"}}
+    team.api("POST", f"/flow_runs/{other}/resume", answer)
+    ended = team.wait(other, "Failed", timeout=180)
+    assert "Rejected: asked/release@2 was rejected by a tester: not today" in ended["state"]["message"]
+    assert [row["state"] for row in team.json("releases", "ls", "asked")] == ["champion", "candidate"]
+
+    # One that nobody answers.
+    late = team.start("asked", "serve.max_batch_size=8", "approve_within_hours=0.0002")
+    team.wait(late, "Failed", timeout=180)
+    assert "never resumed" in team.run(late)["state"]["message"]
+    assert [row["state"] for row in team.json("releases", "ls", "asked")] == ["champion", "candidate"]
+
+
+def test_the_server_works_on_postgresql(team):
+    if team.database is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    assert team.database.startswith("postgresql+asyncpg://")
+    settings = (team.root.parent / "server.log").read_text()
+    assert "sqlite" not in settings.lower()
+    assert not list((team.root.parent / "server").glob("prefect.db*"))
+
+
+def test_the_page_of_ten_commands_does_what_it_says(ten_commands):
+    assert len(ten_commands) == 10
+    by_command = dict(ten_commands)
+    assert "Completed" in next(out for command, out in by_command.items() if "deployment run" in command)
+    (listed,) = [out for command, out in by_command.items() if command.startswith("enginehouse releases")]
+    assert "champion" in listed
+    assert json.dumps(by_command)

@@ -1,0 +1,69 @@
+"""Runs on a Prefect server, as far as that needs none."""
+
+from __future__ import annotations
+
+import pytest
+from prefect.states import Cancelled, Completed, Crashed, Failed
+
+from flows.retries import passes
+from flows.runs import raised
+from tasks import errors
+from tasks.errors import CommandFailed, ConfigError, EnginehouseError, GateFailed, NotReady, Refused, Rejected
+
+
+def failed(ended, cause=None):
+    return CommandFailed("training", argv=["x"], ended=ended, cause=cause)
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (NotReady("no Triton server answers"), True),
+        (NotReady("could not load", passes=False), False),
+        (failed("killed by SIGKILL"), True),
+        (failed("supervisor killed"), True),
+        (failed("exit status 1", "a port is in use by another process"), True),
+        (failed("killed by SIGKILL", "out of memory: the kernel killed a process"), False),
+        (failed("exit status 1"), False),
+        (failed("deadline of 60 s passed"), False),
+        (failed("cancelled"), False),
+        (failed("could not start", "it could not be started: no such file"), False),
+        (ConfigError("wrong"), False),
+        (GateFailed("not good enough"), False),
+        (Refused("it would overwrite"), False),
+        (Rejected("no"), False),
+        (ValueError("an error of programming"), False),
+    ],
+    ids=str,
+)
+def test_only_what_may_pass_by_itself_is_tried_again(error, again):
+    assert passes(error) is again
+
+
+def of_the_tree(kind=EnginehouseError):
+    return [kind, *(below for each in kind.__subclasses__() for below in of_the_tree(each))]
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in of_the_tree() if k.__module__ == errors.__name__], ids=lambda k: k.__name__
+)
+def test_the_error_that_a_run_ended_with_keeps_its_kind_and_exit_status(kind):
+    state = Failed(message=f"Flow run encountered an exception: {kind.__name__}: what happened\nthe mend")
+    told = raised(state)
+    assert told is not None
+    assert (told.kind, told.exit_status, str(told)) == (kind.kind, kind.exit_status, "what happened\nthe mend")
+
+
+def test_what_ended_otherwise_has_status_1_and_its_states_name():
+    assert raised(Completed()) is None
+    for state, kind in (
+        (Crashed(message="gone"), "crashed"),
+        (Cancelled(), "cancelled"),
+        (Failed(message="x"), "failed"),
+    ):
+        told = raised(state)
+        assert told is not None
+        assert (told.kind, told.exit_status) == (kind, 1)
+    told = raised(Failed(message="Flow run encountered an exception: ValueError: programming"))
+    assert told is not None
+    assert told.exit_status == 1
