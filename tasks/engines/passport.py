@@ -43,9 +43,7 @@ def mismatches(passport: Mapping[str, Any], server: ServerFacts) -> list[str]:
     """
     found = []
     if passport.get("strip_weights"):
-        found.append(
-            f"the engine was built without its weights (engine.strip_weights), which {server.where} cannot add"
-        )
+        found.append(f"the engine has no weights (engine.strip_weights), and {server.where} cannot add them")
     built, version_compatible = passport["tensorrt"], passport["version_compatible"]
     if built is not None and server.tensorrt is not None and built != server.tensorrt:
         ours, theirs = parse_version(built), parse_version(server.tensorrt)

@@ -26,6 +26,7 @@ from tasks.toolchain.triton_releases import described
 from tasks.toolchain.trtexec import (
     BuildRequest,
     PlanHeader,
+    TrtexecOutput,
     Version,
     read_output,
     read_plan_header,
@@ -83,7 +84,7 @@ def judge_build(site: Site) -> Built:
     )
     if (wrong := judge(output, lines, otherwise=failed)) is not None:
         raise wrong
-    header = _header(site.work / "trtexec" / MODEL, config, failed)
+    header = _header(site.work / "trtexec" / MODEL, config, output, failed)
     gpus = read_gpus(_lines(site, "gpu"))
     release, place, version = release_of(config), place_of(pipeline), version_of(pipeline)
     information = site.work / "trtexec" / "layers.json"
@@ -201,29 +202,33 @@ def capability_of(config: TensorRTConfig) -> str:
     return found[0].compute_capability if found else UNKNOWN
 
 
-def _header(plan: Path, config: TensorRTConfig, failed: CommandFailed) -> PlanHeader | None:
+def _header(plan: Path, config: TensorRTConfig, output: TrtexecOutput, failed: CommandFailed) -> PlanHeader | None:
+    mend = "see whether the disk is full, and whether engine.builder.trtexec is NVIDIA's own"
     try:
         header = read_plan_header(plan)
     except ValueError as error:
         if config.version_compatible and plan.exists() and plan.stat().st_size > 1 << 20:
             return None  # it begins with a lean runtime, whose header we do not know
-        raise CommandFailed(
-            failed.what,
-            argv=failed.argv,
-            ended="exit status 0, but without a valid plan",
-            log=failed.log,
-            last_lines=failed.last_lines,
-            cause=f"trtexec said that it passed, and yet {error}: {plan}",
-        ) from error
+        raise _no_plan(failed, f"trtexec said that it passed, and yet {error}: {plan}\n{mend}") from error
     if header.kind != "tensorrt":
-        raise CommandFailed(
-            failed.what,
-            argv=failed.argv,
-            ended="exit status 0",
-            log=failed.log,
-            cause="the plan is one of TensorRT-RTX, which Triton does not load: the wrong builder ran",
-        )
+        cause = "the plan is one of TensorRT-RTX, which Triton does not load: the wrong builder ran"
+        raise _no_plan(failed, f"{cause}\nname NVIDIA TensorRT's own trtexec as engine.builder.trtexec")
+    said = output.metrics.get("engine_mib", 0.0) * (1 << 20)
+    if header.size < 0.99 * said:  # the log rounds
+        cut = f"the plan is cut off: {header.size} bytes, and trtexec made about {said:.0f}: {plan}"
+        raise _no_plan(failed, f"{cut}\n{mend}")
     return header
+
+
+def _no_plan(failed: CommandFailed, cause: str) -> CommandFailed:
+    return CommandFailed(
+        failed.what,
+        argv=failed.argv,
+        ended="exit status 0, but without a valid plan",
+        log=failed.log,
+        last_lines=failed.last_lines,
+        cause=cause,
+    )
 
 
 def _check_built(passport: Mapping[str, Any], config: TensorRTConfig, version: Version | None) -> None:

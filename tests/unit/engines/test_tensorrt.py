@@ -388,7 +388,7 @@ cat > "$layers" <<END
 {"Layers": [{"LayerType": "CaskConvolution", "Outputs": [{"Format/Datatype": "Half NCHW"}]}], "Bindings": []}
 END
 """
-GOOD = SAVE + f'{PLAN} > "$plan"\nhead -c 5000 /dev/zero >> "$plan"\n' + LAYERS
+GOOD = SAVE + f'{PLAN} > "$plan"\nhead -c 1804000 /dev/zero >> "$plan"\n' + LAYERS
 
 
 @pytest.fixture
@@ -461,6 +461,12 @@ FAULTY = {
     ),
     "status 0 with an empty plan": (SAVE + ': > "$plan"\n', "passed_10", CommandFailed, "the plan is empty"),
     "status 0 with half a plan": (SAVE + f'{PLAN} > "$plan"\n', "passed_10", CommandFailed, "the plan is cut off"),
+    "status 0 with less than the log says": (
+        GOOD.replace("1804000", "1700000"),
+        "passed_10",
+        CommandFailed,
+        "the plan is cut off: 1700028 bytes, and trtexec made about 1803551",
+    ),
     "status 0 with something else": (
         SAVE + 'head -c 5000 /dev/zero > "$plan"\n',
         "passed_10",
