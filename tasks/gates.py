@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +17,10 @@ def metric_gates(gates: Gates, metrics: Metrics) -> list[GateResult]:
     """Compare every measured value of the declared metrics with its bounds; one that nothing measured fails as NaN."""
     results = []
     for name, gate in gates.metrics.items():
-        for runtime, value in (metrics.get(name) or {"recipe": math.nan}).items():
+        if not metrics.get(name):
+            results.append(_not_measured(name, metrics))
+            continue
+        for runtime, value in metrics[name].items():
             for bound, passed, sign in (
                 (gate.min, gate.min is None or value >= gate.min, ">="),
                 (gate.max, gate.max is None or value <= gate.max, "<="),
@@ -32,6 +36,20 @@ def metric_gates(gates: Gates, metrics: Metrics) -> list[GateResult]:
                         )
                     )
     return results
+
+
+def _not_measured(name: str, metrics: Metrics) -> GateResult:
+    """A gate on a metric that nothing measured. Only running the metric tells what it returns, so that a misspelt name
+    is found no earlier."""
+    near = difflib.get_close_matches(name, metrics, n=1, cutoff=0.6)
+    mean = f"; did you mean {near[0]}?" if near else ""
+    return GateResult(
+        gate=f"metrics.{name}",
+        runtime="recipe",
+        measured=math.nan,
+        allowed=f"a metric that the recipe returns, which are {', '.join(metrics) or 'none'}{mean}",
+        passed=False,
+    )
 
 
 def parity_gate(gates: Gates, runtime: str, golden: Mapping[str, float], *, parity: Parity | None = None) -> GateResult:
