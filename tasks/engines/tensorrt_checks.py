@@ -32,6 +32,8 @@ def check(pipeline: Pipeline) -> None:
     declared, installed = declared_version(config), installed_version(place)
     version = declared or installed
     if version is None:
+        if config.builder.trtexec is not None:
+            _check_place(place)  # it would have told
         _version_unknown(config, place)
     check_opset(version, pipeline.export.opset_version)
     trtexec_command(

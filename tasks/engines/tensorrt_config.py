@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tasks.config import (
+    BATCH,
     AxisRange,
     EngineConfig,
     Keyed,
@@ -174,6 +175,14 @@ class TensorRTConfig(EngineConfig):
                         f"{sizes.min} to {sizes.max} leaves shapes.{axis}, {declared.min} to {declared.max}: the "
                         "export checked no other sizes",
                     )
+        largest = max((profile[BATCH].max for profile in self.profiles if BATCH in profile), default=0)
+        everywhere = all(BATCH in profile for profile in self.profiles)
+        if self.profiles and everywhere and largest < pipeline.serve.max_batch_size:
+            yield (
+                ("profiles",),
+                f"no profile reaches serve.max_batch_size, {pipeline.serve.max_batch_size}: "
+                f"the largest batch is {largest}",
+            )
 
 
 def config_of(pipeline: Pipeline) -> TensorRTConfig:

@@ -39,6 +39,7 @@ recipe: recipe.py:Digits
 data: {digits: {version: "1"}}
 shapes: {batch: {min: 1, opt: 8, max: 32}}
 inputs: {image: {dtype: float32, shape: [batch, 1, 8, 8]}}
+serve: {max_batch_size: 32}
 """
 
 
@@ -89,6 +90,10 @@ REFUSED_IN_THE_FILE = {
         {"profiles": [{"batch": {"min": 1, "opt": 8, "max": 64}}]},
         "engine.profiles.0.batch: 1 to 64 leaves shapes.batch, 1 to 32",
     ),
+    "profiles that serving leaves": (
+        {"profiles": [{"batch": {"min": 1, "opt": 1, "max": 2}}, {"batch": {"min": 1, "opt": 4, "max": 8}}]},
+        "engine.profiles: no profile reaches serve.max_batch_size, 32: the largest batch is 8",
+    ),
     "a flag that the version lacks": (
         {"target": "26.08", "extra_flags": ["--best"]},
         "engine.extra_flags.0: --best is gone since TensorRT 11.0.0",
@@ -107,7 +112,7 @@ def test_what_is_wrong_in_the_file_is_told_at_its_line(pipeline, name):
     with pytest.raises(ConfigError) as refused:
         pipeline(**fields)
     assert told in str(refused.value)
-    assert "pipeline.yaml:6" in str(refused.value)
+    assert "pipeline.yaml:7" in str(refused.value)
 
 
 REFUSED_BEFORE_THE_RUN = {
@@ -226,7 +231,7 @@ def test_a_trtexec_that_cannot_be_executed_is_told_as_such(pipeline, trtexec):
     made = trtexec()
     made.chmod(0o644)
     with pytest.raises(ToolMissing, match="is not executable"):
-        engine.STAGE.check(pipeline(**TARGET | {"builder": {"trtexec": str(made)}}))
+        engine.STAGE.check(pipeline(builder={"trtexec": str(made)}))
     made.write_bytes(b"\x7fELF for another machine")
     made.chmod(0o755)
     with pytest.raises(ToolMissing, match=r"does not run: .*Exec format error"):
@@ -248,9 +253,9 @@ def test_a_gpu_that_is_not_here_is_missed_before_the_run(pipeline, trtexec, monk
 
 
 def test_what_is_found_before_the_run_is_told_at_its_line_too(pipeline):
-    with pytest.raises(ConfigError, match=r"pipeline\.yaml:6: engine\.plugins: there is no plugin"):
+    with pytest.raises(ConfigError, match=r"pipeline\.yaml:7: engine\.plugins: there is no plugin"):
         engine.STAGE.check(pipeline(plugins=["libno.so"], **TARGET))
-    with pytest.raises(ConfigError, match=r"pipeline\.yaml:6: engine\.target: our table does not know which TensorRT"):
+    with pytest.raises(ConfigError, match=r"pipeline\.yaml:7: engine\.target: our table does not know which TensorRT"):
         engine.STAGE.check(pipeline(target="26.09"))
 
 
@@ -302,7 +307,7 @@ CHANGES = {
     "the compute capability": {"compute_capability": "8.6"},
     "a memory pool": {"memory_pools": {"workspace": 64}},
     "the optimization level": {"builder_optimization_level": 5},
-    "a profile": {"profiles": [{"batch": {"min": 1, "opt": 4, "max": 16}}]},
+    "a profile": {"profiles": [{"batch": {"min": 1, "opt": 4, "max": 32}}]},
     "an extra flag": {"extra_flags": ["--avgTiming=32"]},
     "hardware compatibility": {"hardware_compatibility": "ampere+"},
 }
