@@ -16,8 +16,8 @@ from tasks.engines.tensorrt_config import (
     place_of,
     profiles_of,
     release_of,
-    version_of,
 )
+from tasks.engines.tensorrt_version import version_of
 from tasks.errors import CommandFailed, ConfigError, EnginehouseError, Problem
 from tasks.home import find_home
 from tasks.stage import Built, Site, Step, read_json

@@ -15,7 +15,7 @@ import subprocess
 
 import pytest
 
-from tasks.engines.tensorrt_config import installed_version
+from tasks.engines.tensorrt_version import installed_version
 from tasks.toolchain import builder_environment, probe
 from tasks.toolchain.triton_releases import find_release
 from tasks.toolchain.trtexec import read_plan_header, version_text

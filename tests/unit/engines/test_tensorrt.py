@@ -23,8 +23,8 @@ from tasks.engines.tensorrt_config import (
     declared_version,
     profiles_of,
     tolerance_of,
-    version_of,
 )
+from tasks.engines.tensorrt_version import version_of
 from tasks.errors import CommandFailed, ConfigError, EnginehouseError, ToolMissing
 from tasks.pipeline_file import load
 from tasks.stage import Site, run_step
