@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -117,10 +118,15 @@ def judge_build(site: Site) -> Built:
 
 
 def timing_cache(pipeline: Pipeline) -> Path:
-    """Beside the store, since it changes: one per TensorRT version and GPU generation, each under a lock."""
-    config = config_of(pipeline)
-    version = version_of(pipeline)
-    name = f"tensorrt-{UNKNOWN if version is None else version_text(version)}-sm{capability_of(config)}"
+    """Beside the store, since it changes: one per TensorRT version and GPU, each under a lock.
+
+    Of a GPU that a launcher reaches only the generation is known.
+    """
+    version, capability = version_of(pipeline), capability_of(config_of(pipeline))
+    here = () if place_of(pipeline).launcher else probe.gpus()
+    model = next((gpu.name for gpu in here if gpu.compute_capability == capability), "")
+    parts = ["tensorrt", UNKNOWN if version is None else version_text(version), f"sm{capability}", model]
+    name = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part) for part in parts if part)
     return find_home(pipeline.folder).root / "timing" / f"{name}.cache"
 
 
