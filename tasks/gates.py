@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -14,12 +15,27 @@ Metrics = Mapping[str, Mapping[str, float]]
 
 def metric_gates(gates: Gates, metrics: Metrics) -> list[GateResult]:
     """Compare every measured value of the declared metrics with its bounds; one that nothing measured fails as NaN."""
-    return [
-        result
-        for name, gate in gates.metrics.items()
-        for runtime, value in (metrics.get(name) or {"recipe": math.nan}).items()
-        for result in _within(f"metrics.{name}", runtime, value, at_least=gate.min, at_most=gate.max)
-    ]
+    results = []
+    for name, gate in gates.metrics.items():
+        if not metrics.get(name):
+            results.append(_not_measured(name, metrics))
+        for runtime, value in metrics.get(name, {}).items():
+            results += _within(f"metrics.{name}", runtime, value, at_least=gate.min, at_most=gate.max)
+    return results
+
+
+def _not_measured(name: str, metrics: Metrics) -> GateResult:
+    """A gate on a metric that nothing measured. Only running the metric tells what it returns, so that a misspelt name
+    is found no earlier."""
+    near = difflib.get_close_matches(name, metrics, n=1, cutoff=0.6)
+    mean = f"; did you mean {near[0]}?" if near else ""
+    return GateResult(
+        gate=f"metrics.{name}",
+        runtime="recipe",
+        measured=math.nan,
+        allowed=f"a metric that the recipe returns, which are {', '.join(metrics) or 'none'}{mean}",
+        passed=False,
+    )
 
 
 def parity_gate(gates: Gates, runtime: str, golden: Mapping[str, float], *, parity: Parity | None = None) -> GateResult:

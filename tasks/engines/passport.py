@@ -23,9 +23,18 @@ class ServerFacts:
     tensorrt: str | None = None
     compute_capabilities: tuple[str, ...] | None = None
     """Of the GPUs that it uses; empty for a server without one."""
+    has_tensorrt: bool | None = None
+    """Whether it has the backend that loads plans."""
 
     @classmethod
-    def of(cls, where: str, *, server_version: str, compute_capabilities: Sequence[str] | None) -> ServerFacts:
+    def of(
+        cls,
+        where: str,
+        *,
+        server_version: str,
+        compute_capabilities: Sequence[str] | None,
+        has_tensorrt: bool | None = None,
+    ) -> ServerFacts:
         """From Triton's own version (`2.72.0`), by the table of releases."""
         release = release_of_server(server_version)
         tensorrt = None if release is None or release.tensorrt is None else version_text(release.tensorrt)
@@ -33,6 +42,7 @@ class ServerFacts:
             where=f"{where} (Triton {server_version})",
             tensorrt=tensorrt,
             compute_capabilities=None if compute_capabilities is None else tuple(compute_capabilities),
+            has_tensorrt=has_tensorrt,
         )
 
 
@@ -43,8 +53,11 @@ def mismatches(passport: Mapping[str, Any], server: ServerFacts) -> list[str]:
     """
     found = []
     if passport.get("strip_weights"):
+        found.append(f"the engine has no weights (engine.strip_weights), and {server.where} cannot add them")
+    if server.has_tensorrt is False:
         found.append(
-            f"the engine was built without its weights (engine.strip_weights), which {server.where} cannot add"
+            f"the engine is a TensorRT plan, and {server.where} has no backend for plans, being the CPU server of "
+            "`enginehouse serve setup`: put NVIDIA's tritonserver on the PATH, or deploy to a container of its image"
         )
     built, version_compatible = passport["tensorrt"], passport["version_compatible"]
     if built is not None and server.tensorrt is not None and built != server.tensorrt:

@@ -28,9 +28,8 @@ from tasks.engines.tensorrt_config import (
     profiles_of,
     release_of,
     tolerance_of,
-    version_hint,
-    version_of,
 )
+from tasks.engines.tensorrt_version import version_hint, version_of
 from tasks.stage import Built, KeyParts, Site, Step
 from tasks.toolchain.triton_releases import described
 from tasks.toolchain.trtexec import Precision, version_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ from tasks.engines.tensorrt_config import (
     place_of,
     profiles_of,
     release_of,
-    version_of,
 )
+from tasks.engines.tensorrt_version import version_of
 from tasks.errors import CommandFailed, ConfigError, EnginehouseError, Problem
 from tasks.home import find_home
 from tasks.stage import Built, Site, Step, read_json
@@ -26,6 +27,7 @@ from tasks.toolchain.triton_releases import described
 from tasks.toolchain.trtexec import (
     BuildRequest,
     PlanHeader,
+    TrtexecOutput,
     Version,
     read_output,
     read_plan_header,
@@ -83,7 +85,7 @@ def judge_build(site: Site) -> Built:
     )
     if (wrong := judge(output, lines, otherwise=failed)) is not None:
         raise wrong
-    header = _header(site.work / "trtexec" / MODEL, config, failed)
+    header = _header(site.work / "trtexec" / MODEL, config, output, failed)
     gpus = read_gpus(_lines(site, "gpu"))
     release, place, version = release_of(config), place_of(pipeline), version_of(pipeline)
     information = site.work / "trtexec" / "layers.json"
@@ -116,10 +118,15 @@ def judge_build(site: Site) -> Built:
 
 
 def timing_cache(pipeline: Pipeline) -> Path:
-    """Beside the store, since it changes: one per TensorRT version and GPU generation, each under a lock."""
-    config = config_of(pipeline)
-    version = version_of(pipeline)
-    name = f"tensorrt-{UNKNOWN if version is None else version_text(version)}-sm{capability_of(config)}"
+    """Beside the store, since it changes: one per TensorRT version and GPU, each under a lock.
+
+    Of a GPU that a launcher reaches only the generation is known.
+    """
+    version, capability = version_of(pipeline), capability_of(config_of(pipeline))
+    here = () if place_of(pipeline).launcher else probe.gpus()
+    model = next((gpu.name for gpu in here if gpu.compute_capability == capability), "")
+    parts = ["tensorrt", UNKNOWN if version is None else version_text(version), f"sm{capability}", model]
+    name = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part) for part in parts if part)
     return find_home(pipeline.folder).root / "timing" / f"{name}.cache"
 
 
@@ -201,29 +208,33 @@ def capability_of(config: TensorRTConfig) -> str:
     return found[0].compute_capability if found else UNKNOWN
 
 
-def _header(plan: Path, config: TensorRTConfig, failed: CommandFailed) -> PlanHeader | None:
+def _header(plan: Path, config: TensorRTConfig, output: TrtexecOutput, failed: CommandFailed) -> PlanHeader | None:
+    mend = "see whether the disk is full, and whether engine.builder.trtexec is NVIDIA's own"
     try:
         header = read_plan_header(plan)
     except ValueError as error:
         if config.version_compatible and plan.exists() and plan.stat().st_size > 1 << 20:
             return None  # it begins with a lean runtime, whose header we do not know
-        raise CommandFailed(
-            failed.what,
-            argv=failed.argv,
-            ended="exit status 0, but without a valid plan",
-            log=failed.log,
-            last_lines=failed.last_lines,
-            cause=f"trtexec said that it passed, and yet {error}: {plan}",
-        ) from error
+        raise _no_plan(failed, f"trtexec said that it passed, and yet {error}: {plan}\n{mend}") from error
     if header.kind != "tensorrt":
-        raise CommandFailed(
-            failed.what,
-            argv=failed.argv,
-            ended="exit status 0",
-            log=failed.log,
-            cause="the plan is one of TensorRT-RTX, which Triton does not load: the wrong builder ran",
-        )
+        cause = "the plan is one of TensorRT-RTX, which Triton does not load: the wrong builder ran"
+        raise _no_plan(failed, f"{cause}\nname NVIDIA TensorRT's own trtexec as engine.builder.trtexec")
+    said = output.metrics.get("engine_mib", 0.0) * (1 << 20)
+    if header.size < 0.99 * said:  # the log rounds
+        cut = f"the plan is cut off: {header.size} bytes, and trtexec made about {said:.0f}: {plan}"
+        raise _no_plan(failed, f"{cut}\n{mend}")
     return header
+
+
+def _no_plan(failed: CommandFailed, cause: str) -> CommandFailed:
+    return CommandFailed(
+        failed.what,
+        argv=failed.argv,
+        ended="exit status 0, but without a valid plan",
+        log=failed.log,
+        last_lines=failed.last_lines,
+        cause=cause,
+    )
 
 
 def _check_built(passport: Mapping[str, Any], config: TensorRTConfig, version: Version | None) -> None:

@@ -12,12 +12,11 @@ from tasks.engines.tensorrt_config import (
     TensorRTConfig,
     config_of,
     declared_version,
-    installed_version,
     place_of,
     profiles_of,
     release_of,
-    version_hint,
 )
+from tasks.engines.tensorrt_version import installed_version, version_hint
 from tasks.errors import ConfigError, Problem, ToolMissing
 from tasks.toolchain import probe
 from tasks.toolchain.triton_releases import highest_tensorrt_opset
@@ -32,6 +31,8 @@ def check(pipeline: Pipeline) -> None:
     declared, installed = declared_version(config), installed_version(place)
     version = declared or installed
     if version is None:
+        if config.builder.trtexec is not None:
+            _check_place(place)  # it would have told
         _version_unknown(config, place)
     check_opset(version, pipeline.export.opset_version)
     trtexec_command(

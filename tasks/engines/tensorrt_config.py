@@ -1,4 +1,4 @@
-"""The fields of `engine: {kind: tensorrt}`, and what follows from them: version, profiles, precision, place."""
+"""The fields of `engine: {kind: tensorrt}`, and what follows from them: profiles, precision, place."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tasks.config import (
+    BATCH,
     AxisRange,
     EngineConfig,
     Keyed,
@@ -22,8 +23,6 @@ from tasks.config import (
     Settings,
     Text,
 )
-from tasks.errors import CommandFailed, ConfigError, EnginehouseError, Problem, ToolMissing
-from tasks.toolchain import probe
 from tasks.toolchain.triton_releases import TritonRelease, find_release, release_text
 from tasks.toolchain.trtexec import (
     OptimizationProfile,
@@ -34,10 +33,8 @@ from tasks.toolchain.trtexec import (
     generation_problem,
     parse_version,
     profile_of,
-    read_output,
     version_text,
 )
-from tasks.toolchain.trtexec.failures import failure_of
 from tasks.toolchain.trtexec.options import V11
 from tasks.toolchain.trtexec.place import IMAGE_TRTEXEC, Place
 
@@ -174,6 +171,14 @@ class TensorRTConfig(EngineConfig):
                         f"{sizes.min} to {sizes.max} leaves shapes.{axis}, {declared.min} to {declared.max}: the "
                         "export checked no other sizes",
                     )
+        largest = max((profile[BATCH].max for profile in self.profiles if BATCH in profile), default=0)
+        everywhere = all(BATCH in profile for profile in self.profiles)
+        if self.profiles and everywhere and largest < pipeline.serve.max_batch_size:
+            yield (
+                ("profiles",),
+                f"no profile reaches serve.max_batch_size, {pipeline.serve.max_batch_size}: "
+                f"the largest batch is {largest}",
+            )
 
 
 def config_of(pipeline: Pipeline) -> TensorRTConfig:
@@ -193,64 +198,6 @@ def declared_version(config: TensorRTConfig) -> Version | None:
         return parse_version(config.tensorrt)
     release = release_of(config)
     return None if release is None else release.tensorrt
-
-
-def version_hint(release: TritonRelease, place: Place) -> str:
-    """How to find out which TensorRT a release carries that our table does not know."""
-    image = place.image or release.image
-    return (
-        f"say it as engine.tensorrt: `docker run --rm {image} {IMAGE_TRTEXEC} --help` prints it in its first line, "
-        "such as v110201 for 11.2.1"
-    )
-
-
-def version_of(pipeline: Pipeline) -> Version | None:
-    """The version that builds: as declared, else that of the `trtexec` that would run on this machine.
-
-    `None` where nobody tells; why a `trtexec` that is there does not tell is for `installed_version` to say.
-    """
-    declared = declared_version(config_of(pipeline))
-    if declared is not None:
-        return declared
-    try:
-        return installed_version(place_of(pipeline))
-    except EnginehouseError:
-        return None
-
-
-def installed_version(place: Place) -> Version | None:
-    """What the `trtexec` on this machine says that it is, in the first line of its help; needs no GPU.
-
-    `None` where it runs elsewhere (an image, a launcher) or is not there. Raises `ConfigError` for a program that is no
-    `trtexec`, and the known failure of one that cannot start, such as a library that is missing.
-    """
-    program = None if place.image is not None or place.launcher else shutil.which(place.trtexec)
-    if program is None:
-        return None
-    try:
-        lines = probe.help_of(program)
-    except (OSError, TimeoutError) as error:
-        raise ToolMissing(
-            "trtexec", why=f"{program} does not run: {error}", mend="Name another as engine.builder.trtexec."
-        ) from error
-    version = read_output(lines).version
-    if version is not None:
-        if (problem := generation_problem(version)) is not None:
-            raise ConfigError(Problem(f"{program} is of it, and {problem}", field="engine.builder.trtexec"))
-        return version
-    failure = CommandFailed(
-        "asking trtexec for its version", argv=[program, "--help"], ended="exit status", last_lines=lines[:20]
-    )
-    if (known := failure_of(failure, lines)) is not failure:
-        raise known
-    raise ConfigError(
-        Problem(
-            f"{program} is no trtexec: `{program} --help` does not begin with `&&&& RUNNING TensorRT.trtexec "
-            f"[TensorRT v…]`, but with {lines[0] if lines else 'nothing'!r}",
-            field="engine.builder.trtexec",
-            hint="name NVIDIA's program, in its packages /usr/src/tensorrt/bin/trtexec",
-        )
-    )
 
 
 def place_of(pipeline: Pipeline) -> Place:

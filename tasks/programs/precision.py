@@ -115,10 +115,11 @@ def _percent(loss: float) -> str:
 
 
 def _no_such_node(name: str, model: onnx.ModelProto) -> ProgramFailed:
+    names = [node.name for node in model.graph.node]
     return ProgramFailed(
         "configuration",
         f'engine.keep_fp32 names "{name}", and the graph has no such node',
-        hint=nearest(name, [node.name for node in model.graph.node]),
+        hint=nearest(name, names) or f"the graph has {', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''}",
     )
 
 

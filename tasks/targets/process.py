@@ -66,10 +66,12 @@ class ProcessTarget:
 
     def facts(self) -> ServerFacts:
         """Return the TensorRT of the Triton that would be started, by its version, and this machine's GPUs."""
+        installation = triton.find_installation()
         return ServerFacts.of(
             "the Triton server on this machine",
-            server_version=triton.find_installation().version,
+            server_version=installation.version,
             compute_capabilities=[gpu.compute_capability for gpu in probe.gpus()],
+            has_tensorrt=False if installation.backends == "cpu stand-in" else None,
         )
 
     def observe(self) -> Sequence[Replica]:

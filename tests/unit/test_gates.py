@@ -31,6 +31,12 @@ def test_a_declared_metric_that_the_recipe_does_not_give_fails():
     assert math.isnan(missing.measured)
 
 
+def test_a_misspelt_metric_is_told_with_what_the_recipe_returns():
+    gates = Gates.model_validate({"metrics": {"acuracy": {"min": 0.9}}})
+    (missing,) = metric_gates(gates, {"accuracy": {"pytorch": 0.95}, "loss": {"pytorch": 0.1}})
+    assert str(missing).endswith("which are accuracy, loss; did you mean accuracy?")
+
+
 @pytest.mark.parametrize("value", [math.nan, 0.8999999])
 def test_what_is_not_a_number_does_not_pass(value):
     (result,) = metric_gates(

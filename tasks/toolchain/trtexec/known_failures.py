@@ -59,7 +59,8 @@ KNOWN: tuple[Known, ...] = (
         "unknown option",
         r"Unknown option: (?P<option>--?\w+)",
         "this TensorRT's trtexec does not know the option {option}",
-        "name the Triton release or the TensorRT that really builds, with engine.target or engine.tensorrt",
+        "name the Triton release or the TensorRT that really builds, with engine.target or engine.tensorrt; or leave "
+        "the option out of engine.extra_flags, if it came from there",
         "configuration",
     ),
     _known(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tasks.engines.passport import ServerFacts, layer_summary, mismatches
@@ -38,6 +40,11 @@ DOES_NOT_FIT = {
     ),
     "version compatible, in an older release": ({"version_compatible": True}, server("10.14.1"), ["later 10.x"]),
     "version compatible, in another major": ({"version_compatible": True}, server("11.2.1"), ["later 10.x"]),
+    "a server without the backend": (
+        {},
+        replace(server(), has_tensorrt=False),
+        ["no backend for plans", "enginehouse serve setup"],
+    ),
     "an engine without its weights": ({"strip_weights": True}, server(), ["engine.strip_weights", "cannot add them"]),
     "both": ({}, server("11.2.1", ("9.0",)), ["carries 11.2.1", "has 9.0"]),
 }

@@ -23,8 +23,8 @@ from tasks.engines.tensorrt_config import (
     declared_version,
     profiles_of,
     tolerance_of,
-    version_of,
 )
+from tasks.engines.tensorrt_version import version_of
 from tasks.errors import CommandFailed, ConfigError, EnginehouseError, ToolMissing
 from tasks.pipeline_file import load
 from tasks.stage import Site, run_step
@@ -39,6 +39,7 @@ recipe: recipe.py:Digits
 data: {digits: {version: "1"}}
 shapes: {batch: {min: 1, opt: 8, max: 32}}
 inputs: {image: {dtype: float32, shape: [batch, 1, 8, 8]}}
+serve: {max_batch_size: 32}
 """
 
 
@@ -89,6 +90,10 @@ REFUSED_IN_THE_FILE = {
         {"profiles": [{"batch": {"min": 1, "opt": 8, "max": 64}}]},
         "engine.profiles.0.batch: 1 to 64 leaves shapes.batch, 1 to 32",
     ),
+    "profiles that serving leaves": (
+        {"profiles": [{"batch": {"min": 1, "opt": 1, "max": 2}}, {"batch": {"min": 1, "opt": 4, "max": 8}}]},
+        "engine.profiles: no profile reaches serve.max_batch_size, 32: the largest batch is 8",
+    ),
     "a flag that the version lacks": (
         {"target": "26.08", "extra_flags": ["--best"]},
         "engine.extra_flags.0: --best is gone since TensorRT 11.0.0",
@@ -107,7 +112,7 @@ def test_what_is_wrong_in_the_file_is_told_at_its_line(pipeline, name):
     with pytest.raises(ConfigError) as refused:
         pipeline(**fields)
     assert told in str(refused.value)
-    assert "pipeline.yaml:6" in str(refused.value)
+    assert "pipeline.yaml:7" in str(refused.value)
 
 
 REFUSED_BEFORE_THE_RUN = {
@@ -177,7 +182,7 @@ def test_a_trtexec_on_this_machine_tells_its_version_itself(pipeline, trtexec, m
     assert version_of(found) == (10, 16, 1)
     engine.STAGE.check(found)
     assert dict(TensorRTEngine.parts(found).environment) == {"tensorrt": "10.16.1", "compute_capability": "9.0"}
-    assert "10.16.1-sm9.0" in TensorRTEngine.steps(site(found))[1].argv[2]
+    assert TensorRTEngine.steps(site(found))[1].argv[2].endswith("/tensorrt-10.16.1-sm9.0-NVIDIA-H200.lock")
     assert version_of(pipeline(target="26.09")) == (10, 16, 1), "as inside an image that our table does not know"
     assert version_of(pipeline(builder={"launcher": ["true"]})) is None, "another machine's is not asked"
 
@@ -226,7 +231,7 @@ def test_a_trtexec_that_cannot_be_executed_is_told_as_such(pipeline, trtexec):
     made = trtexec()
     made.chmod(0o644)
     with pytest.raises(ToolMissing, match="is not executable"):
-        engine.STAGE.check(pipeline(**TARGET | {"builder": {"trtexec": str(made)}}))
+        engine.STAGE.check(pipeline(builder={"trtexec": str(made)}))
     made.write_bytes(b"\x7fELF for another machine")
     made.chmod(0o755)
     with pytest.raises(ToolMissing, match=r"does not run: .*Exec format error"):
@@ -248,9 +253,9 @@ def test_a_gpu_that_is_not_here_is_missed_before_the_run(pipeline, trtexec, monk
 
 
 def test_what_is_found_before_the_run_is_told_at_its_line_too(pipeline):
-    with pytest.raises(ConfigError, match=r"pipeline\.yaml:6: engine\.plugins: there is no plugin"):
+    with pytest.raises(ConfigError, match=r"pipeline\.yaml:7: engine\.plugins: there is no plugin"):
         engine.STAGE.check(pipeline(plugins=["libno.so"], **TARGET))
-    with pytest.raises(ConfigError, match=r"pipeline\.yaml:6: engine\.target: our table does not know which TensorRT"):
+    with pytest.raises(ConfigError, match=r"pipeline\.yaml:7: engine\.target: our table does not know which TensorRT"):
         engine.STAGE.check(pipeline(target="26.09"))
 
 
@@ -302,7 +307,7 @@ CHANGES = {
     "the compute capability": {"compute_capability": "8.6"},
     "a memory pool": {"memory_pools": {"workspace": 64}},
     "the optimization level": {"builder_optimization_level": 5},
-    "a profile": {"profiles": [{"batch": {"min": 1, "opt": 4, "max": 16}}]},
+    "a profile": {"profiles": [{"batch": {"min": 1, "opt": 4, "max": 32}}]},
     "an extra flag": {"extra_flags": ["--avgTiming=32"]},
     "hardware compatibility": {"hardware_compatibility": "ampere+"},
 }
@@ -388,7 +393,7 @@ cat > "$layers" <<END
 {"Layers": [{"LayerType": "CaskConvolution", "Outputs": [{"Format/Datatype": "Half NCHW"}]}], "Bindings": []}
 END
 """
-GOOD = SAVE + f'{PLAN} > "$plan"\nhead -c 5000 /dev/zero >> "$plan"\n' + LAYERS
+GOOD = SAVE + f'{PLAN} > "$plan"\nhead -c 1804000 /dev/zero >> "$plan"\n' + LAYERS
 
 
 @pytest.fixture
@@ -461,6 +466,12 @@ FAULTY = {
     ),
     "status 0 with an empty plan": (SAVE + ': > "$plan"\n', "passed_10", CommandFailed, "the plan is empty"),
     "status 0 with half a plan": (SAVE + f'{PLAN} > "$plan"\n', "passed_10", CommandFailed, "the plan is cut off"),
+    "status 0 with less than the log says": (
+        GOOD.replace("1804000", "1700000"),
+        "passed_10",
+        CommandFailed,
+        "the plan is cut off: 1700028 bytes, and trtexec made about 1803551",
+    ),
     "status 0 with something else": (
         SAVE + 'head -c 5000 /dev/zero > "$plan"\n',
         "passed_10",

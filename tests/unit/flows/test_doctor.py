@@ -152,6 +152,21 @@ def test_what_a_pipelines_engine_needs_is_told_in_the_words_of_a_run(environment
     assert doctor.worst(findings) == "error"
 
 
+def test_a_trtexec_of_another_version_than_the_targets_is_an_error(environment, pipeline, tmp_path):
+    """A small program stands in for trtexec: it prints the first line of its help."""
+    environment(gpus=[H200])
+    program = tmp_path / "trtexec"
+    program.write_text("#!/bin/sh\necho '&&&& RUNNING TensorRT.trtexec [TensorRT v101601] [b11] # trtexec --help'\n")
+    program.chmod(0o755)
+    (tmp_path / "flock").write_text("#!/bin/sh\n")
+    (tmp_path / "flock").chmod(0o755)
+    same = doctor.examine(pipeline({"kind": "tensorrt", "target": "26.05"}))
+    assert told(same, "engine") == [("ok", "has what it needs", "")]
+    ((state, found, mend),) = told(doctor.examine(pipeline({"kind": "tensorrt", "target": "26.08"})), "engine")
+    assert (state, "engine.target: TensorRT 11.2.1 shall build" in found) == ("error", True)
+    assert "engine.builder.kind: docker" in mend
+
+
 def test_without_a_target_there_is_a_note_how_to_name_one(environment, pipeline):
     environment()
     assert told(doctor.examine(pipeline({"kind": "onnxruntime"})), "target")[0][0] == "note"
