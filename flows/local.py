@@ -99,7 +99,7 @@ def main() -> None:
     without_proxy(os.environ)
     atexit.register(_AT_EXIT.close)
     try:
-        answers = find_server(Path(request["pipeline"]), file.with_suffix(".prefect.log"))
+        answers = find_server(Path(request["pipeline"]), file.with_suffix(".prefect"))
         from flows.train_to_deploy import LISTENER, train_to_deploy
 
         LISTENER.set(tell)

@@ -167,7 +167,9 @@ def answers(url: str) -> bool:
 def temporary(log: Path, environment: Mapping[str, str]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A server that ends with the block: its URL, before it answers, and its process."""
     (port,) = processes.find_free_ports(1)
-    process = launch(port, log, {**environment, "PREFECT_UI_ENABLED": "0"}, detached=False)
+    # As Prefect marks one that it starts itself: no pages, and no schedules that nobody would be there to keep.
+    marks = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+    process = launch(port, log, {**environment, **marks}, detached=False)
     try:
         yield _url(port), process
     finally:
