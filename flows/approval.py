@@ -56,7 +56,7 @@ def for_run(pipeline: Pipeline, report: Mapping[str, Any], listener: Listener) -
             wait_for_input=Decision.with_initial_data(
                 description=f"`{release.ref}` is verified. Shall it be served?\n\n{markdown(report)}", by=""
             ),
-            timeout=round(3600 * pipeline.approve_within_hours),
+            timeout=max(1, round(3600 * pipeline.approve_within_hours)),
             key=f"{release.ref.pipeline}-release-{release.ref.number}",
         )
         because = f": {decision.reason}" if decision.reason else ""

@@ -37,6 +37,8 @@ GRACE = 75.0
 """Seconds in which a cancelled run's processes have ended: Prefect kills the flow 30 s after it asked it to end, the
 supervisor kills what the flow had started, and a worker looks for cancellations every few seconds."""
 POLL = 0.5
+STARTS_WITHIN = timedelta(minutes=2)
+"""A run that a worker has taken, and that has not begun by then, is taken for dead."""
 CRASH_SETTLES = timedelta(seconds=12)
 LATE_LINES = 3.0
 """Seconds in which the last lines of a run that has ended arrive."""
@@ -215,7 +217,10 @@ def may_live(client: SyncPrefectClient, run: FlowRun) -> str | None:
     lives = owner_lives(run)
     if lives is not None:
         return f"its process {run.infrastructure_pid} lives on this machine" if lives else None
-    last = last_heartbeat(client, run)
+    last, state = last_heartbeat(client, run), state_of(run)
+    if last is None and state.type == StateType.PENDING:  # its process had not come so far as to say that it lives
+        waited = datetime.now(UTC) - state.timestamp
+        return f"it was given to a worker {waited.total_seconds():.0f} s ago" if waited < STARTS_WITHIN else None
     if last is None:
         return "it has given no sign of life by which to tell (PREFECT_FLOWS_HEARTBEAT_FREQUENCY)"
     silent = datetime.now(UTC) - last

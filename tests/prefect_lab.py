@@ -297,14 +297,14 @@ class Team:
         body = {"parameters": {"overrides": overrides}, "state": {"type": "SCHEDULED"}}
         return self.api("POST", f"/deployments/{found['id']}/create_flow_run", body)["id"]
 
-    def resume(self, identity: str) -> None:
+    def resume(self, identity: str, *, force: bool = False) -> None:
         """What `enginehouse runs resume` does, in this process."""
         from prefect.client.orchestration import SyncPrefectClient
 
         from flows import runs
 
         with SyncPrefectClient(self.url, httpx_settings={"trust_env": False}) as client:
-            runs.resume(client, runs.find(client, identity))
+            runs.resume(client, runs.find(client, identity), force=force)
 
     def api(self, method: str, path: str, body: object = None) -> Any:
         with httpx.Client(trust_env=False, timeout=30) as client:
