@@ -132,8 +132,14 @@ def test_another_pipeline_file_makes_the_containers_anew_and_a_second_time_nothi
     lab.promote(lab.release(1))
     before = [c.id for c in lab.target._containers()]
     assert [c.id for c in (docker.containers.get(r.name) for r in lab.target.ensure([], print))] == before
+    assert lab.target.plan() == []
     lab.deploy = "{kind: docker, replicas: 1, memory: 512m}"
     lab.configure()
+    name = lab.target.observe()[0].name.rpartition("-")[0]
+    assert lab.target.plan() == [
+        f"end {name}-1, which is more than the pipeline file asks for",
+        f"make {name}-0 anew, as the pipeline file says",
+    ]
     lab.target.ensure(["adding"], lab.heard.append)
     (container,) = lab.target._containers()
     assert container.id not in before
