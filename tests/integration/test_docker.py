@@ -128,12 +128,15 @@ def test_a_replica_that_is_paused_stops_the_rollout_and_the_others_are_moved_bac
     assert everyone(lab) == [2, 2]
 
 
-def test_another_pipeline_file_makes_the_containers_anew_and_a_second_time_nothing(lab, docker):
+def test_another_pipeline_file_makes_the_containers_anew_and_a_second_time_nothing(lab, docker, request):
     lab.promote(lab.release(1))
     before = [c.id for c in lab.target._containers()]
     assert [c.id for c in (docker.containers.get(r.name) for r in lab.target.ensure([], print))] == before
     assert lab.target.plan() == []
-    lab.deploy = "{kind: docker, replicas: 1, memory: 512m}"
+    network = docker.networks.create("enginehouse-test")
+    request.addfinalizer(network.remove)
+    request.addfinalizer(lab.stop)
+    lab.deploy = "{kind: docker, replicas: 1, memory: 512m, network: enginehouse-test}"
     lab.configure()
     name = lab.target.observe()[0].name.rpartition("-")[0]
     assert lab.target.plan() == [
@@ -144,6 +147,7 @@ def test_another_pipeline_file_makes_the_containers_anew_and_a_second_time_nothi
     (container,) = lab.target._containers()
     assert container.id not in before
     assert container.attrs["HostConfig"]["Memory"] == 512 << 20
+    assert list(container.attrs["NetworkSettings"]["Networks"]) == ["enginehouse-test"]
     assert everyone(lab) == [1]
 
 
