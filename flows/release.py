@@ -125,6 +125,15 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
     return Proposal(plan=plan, candidate=candidate, materials=materials, recorded=recorded, is_champion=is_champion)
 
 
+def deploy_steps(job: Job, proposal: Proposal) -> list[str]:
+    """What `deploy` would do, in words: to the servers, and then with the release."""
+    versions = ", ".join(map(str, proposal.candidate.versions))
+    return [
+        *target_of(job.pipeline, job.home).plan(),
+        f"serve versions {versions} of {proposal.candidate.model}, and ask the live server",
+    ]
+
+
 def candidate_of(job: Job, products: Mapping[str, ArtifactRef], *, version: int, config: str) -> Candidate:
     """Return what a server has to show, with the numbers that were measured before."""
     validation = job.store.path(products["validate"])

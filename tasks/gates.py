@@ -130,11 +130,18 @@ def champion_gates(
 def load_gates(
     gate: LoadGate, candidate: Mapping[str, float], champion: Mapping[str, float], *, by: str
 ) -> list[GateResult]:
-    """Judge how the candidate bears load; both hold `p99` (ms) and `throughput` (requests/s) of the same run."""
+    """Judge how the candidate bears load; both hold `p50`, `p95`, `p99` (ms) and `throughput` (requests/s) of one run.
+
+    `by` is what made the load.
+    """
     ours, theirs = candidate, champion
+
+    def latencies(of: Mapping[str, float]) -> str:
+        return "/".join(f"{of[name]:.3g}" for name in ("p50", "p95", "p99"))
+
     return [
         *_within(
-            f"load ({by}): p99 of {ours['p99']:.3g} ms to the champion's {theirs['p99']:.3g} ms",
+            f"load ({by}): p99 of p50/p95/p99 {latencies(ours)} ms to the champion's {latencies(theirs)} ms",
             "staging",
             ours["p99"] / theirs["p99"],
             at_most=gate.max_p99_ratio,

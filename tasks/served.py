@@ -11,7 +11,7 @@ from tasks import evaluation
 from tasks.config import Pipeline
 from tasks.engines import kind_of
 from tasks.errors import GateResult, NotReady
-from tasks.events import Listener, line_listener
+from tasks.events import Listener, line_listener, note
 from tasks.gates import (
     champion_gates,
     compares,
@@ -24,7 +24,7 @@ from tasks.gates import (
     slice_gates,
 )
 from tasks.stage import Site, Step, program_step, read_json, run_step
-from tasks.toolchain import command, perf_analyzer, triton_client
+from tasks.toolchain import command, perf_analyzer, probe, triton_client
 from tasks.toolchain.config_pbtxt import listed_versions, messages, parse
 from tasks.toolchain.triton_client import Address
 
@@ -240,6 +240,8 @@ def compare_with_champion(
         work.mkdir(parents=True, exist_ok=True)
         run_step(step, log=log, on_line=line_listener(listener, "load"), run=run)
         found = read_json(step.output / "report.json")["versions"]
+        if not probe.gpus():
+            note(listener, "the load was measured without a GPU: it compares the two, and says nothing of a GPU")
         by = "own load" if analyzer is None else "perf_analyzer"
         gates += load_gates(load, found[str(candidate.version)], found[str(champion)], by=by)
     return gates

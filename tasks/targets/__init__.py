@@ -55,6 +55,9 @@ class DeployTarget(Protocol):
     def observe(self) -> Sequence[Replica]:
         """Return the servers that run now. Cheap: a run in which nothing changed asks it too."""
 
+    def plan(self) -> Sequence[str]:
+        """What `ensure` would change, in words, a step each; empty where it would change nothing. Changes nothing."""
+
     def ensure(self, models: Sequence[str], listener: Listener) -> Sequence[Replica]:
         """Return ready servers; those that do not run yet are started, serving `models` as the repository says.
 

@@ -32,6 +32,11 @@ from tasks.toolchain.processes import boot_id, find_free_ports, is_free, listene
 from tasks.toolchain.triton_client import Address
 from tasks.toolchain.triton_token import is_exposed, make_token, read_token
 
+KEEP, START, MAKE = "keep {}", "start {}", "make {}"
+ANEW = "make {} anew, as the pipeline file says"
+END = "end {}, which is more than the pipeline file asks for"
+"""What has to be done to a container."""
+
 
 class DockerTarget:
     """The containers of one model repository."""
@@ -69,6 +74,16 @@ class DockerTarget:
         """Return the containers that run."""
         return tuple(replica(c) for c in self._containers() if c.status == "running")
 
+    def plan(self) -> Sequence[str]:
+        """Which containers would be ended, made or started; and that a release replaces them, where it does."""
+        config = self._config
+        # Baking is doing: whether the containers are of another image than would be baked is not asked here.
+        spec = None if config.baked is not None else spec_of(config, require_image(config.image).id)
+        steps = [what.format(f"{self._name}-{index}") for index, _, what in self._differences(spec) if what != KEEP]
+        if config.baked is None:
+            return steps
+        return [*steps, f"bake what is released into {config.baked}, and replace the containers one after the other"]
+
     def ensure(self, models: Sequence[str], listener: Listener) -> Sequence[Replica]:
         """Start what does not run, make anew what is not as the pipeline file says, end what is too much.
 
@@ -77,33 +92,41 @@ class DockerTarget:
         self._repository.mkdir(parents=True, exist_ok=True)
         (self._home.serve / "docker").mkdir(parents=True, exist_ok=True)
         image = self._image({})
-        spec = spec_of(self._config, image.id)
         if self._config.baked is not None and self._config.replicas == 1:
-            note(
-                listener,
-                "the only replica is replaced for a release: nothing answers until the new one is ready",
-            )
-        there = {int(c.labels[LABELS["replica"]]): c for c in self._containers()}
-        for index in sorted(set(there) - set(range(self._config.replicas))):
-            note(listener, f"ends {there[index].name}, which is more than {self._config.replicas} replicas")
-            _remove(there.pop(index))
+            note(listener, "the only replica is replaced for a release: nothing answers until the new one is ready")
         found = []
-        for index in range(self._config.replicas):
-            container, ports = there.get(index), None
-            if container is not None and container.labels[LABELS["spec"]] != spec:
-                note(listener, f"makes {container.name} anew, as the pipeline file says")
-                ports = ports_of(container)
-                _remove(container)
-                container = None
+        for index, former, what in self._differences(spec_of(self._config, image.id)):
+            container, ports = former, None
+            if what != KEEP:
+                note(listener, what.format(f"{self._name}-{index}"))
+            if what in (END, ANEW):
+                ports = ports_of(former)
+                _remove(former)
+            if what == END:
+                continue
             with reported(f"starting container {index} of {self._name}"):
-                if container is None:
+                if what in (MAKE, ANEW):
                     container = self._create(index, image, ports)
                     note(listener, f"started {container.name} at {replica(container).address.http_url}")
-                elif container.status != "running":
+                elif what == START:
                     container.start()
             self._wait_ready(container, models)
             found.append(container)
         return tuple(map(replica, found))
+
+    def _differences(self, spec: str | None) -> Iterator[tuple[int, Any, str]]:
+        """Each container by its number, and what has to be done to it; a `spec` of `None` is not compared."""
+        there = {int(c.labels[LABELS["replica"]]): c for c in self._containers()}
+        for index in sorted(set(there) - set(range(self._config.replicas))):
+            yield index, there[index], END
+        for index in range(self._config.replicas):
+            container = there.get(index)
+            if container is None:
+                yield index, None, MAKE
+            elif spec is not None and container.labels[LABELS["spec"]] != spec:
+                yield index, container, ANEW
+            else:
+                yield index, container, KEEP if container.status == "running" else START
 
     def move(self, replica: Replica, model: str, config: str | None, *, timeout: float) -> None:
         """By a load call; a container whose image holds what it serves is replaced by one of another image, at the same

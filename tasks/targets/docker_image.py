@@ -74,7 +74,14 @@ def bake(
         try:
             with reported(f"building {tag}"):
                 image, _ = engine().images.build(
-                    path=folder, tag=tag, rm=True, labels={f"{PREFIX}{name}": value for name, value in labels.items()}
+                    path=folder,
+                    tag=tag,
+                    rm=True,
+                    labels={
+                        "org.opencontainers.image.title": f"enginehouse release of {', '.join(models) or 'nothing'}",
+                        "org.opencontainers.image.base.name": base,
+                        **{f"{PREFIX}{name}": value for name, value in labels.items()},
+                    },
                 )
         except docker.errors.BuildError as error:
             raise CommandFailed(

@@ -80,6 +80,10 @@ class ExistingTarget:
         """Return those that answer."""
         return tuple(r for r in self._replicas() if triton_client.server_live(r.address))
 
+    def plan(self) -> Sequence[str]:
+        """Nothing: they are not ours to start."""
+        return ()
+
     def ensure(self, models: Sequence[str], listener: Listener) -> Sequence[Replica]:
         """Return all of them; whether they answer is asked before the first is moved."""
         del models, listener

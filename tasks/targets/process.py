@@ -79,6 +79,10 @@ class ProcessTarget:
         record = self._record()
         return () if record is None else (replica(record),)
 
+    def plan(self) -> Sequence[str]:
+        """That the server would be started, unless it runs."""
+        return () if self._record() else (f"start a Triton server of {self._repository} at {self._config.host}",)
+
     def ensure(self, models: Sequence[str], listener: Listener) -> Sequence[Replica]:
         """Start the server unless it runs, and wait until it is ready."""
         record = self._record()

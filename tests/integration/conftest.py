@@ -55,8 +55,8 @@ def team(prefect_lab, tmp_path_factory):
         made.pipeline("endless", sleep=0.5, epochs=200)
         made.pipeline("stubborn", extra=GRANDCHILD.strip())
         made.pipeline("asked", more="approve: before_promote")
-        for name in MANY:
-            made.pipeline(name)
+        for number, name in enumerate(MANY):
+            made.pipeline(name, epochs=2 + number)  # equal ones would share one product
         made.deploy(
             *((name, name, "train") for name in ("tiny", "endless", "stubborn", *MANY)),
             # A pipeline by two deployments: each has a queue of its own, so that they do run at once.

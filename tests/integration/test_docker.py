@@ -128,16 +128,26 @@ def test_a_replica_that_is_paused_stops_the_rollout_and_the_others_are_moved_bac
     assert everyone(lab) == [2, 2]
 
 
-def test_another_pipeline_file_makes_the_containers_anew_and_a_second_time_nothing(lab, docker):
+def test_another_pipeline_file_makes_the_containers_anew_and_a_second_time_nothing(lab, docker, request):
     lab.promote(lab.release(1))
     before = [c.id for c in lab.target._containers()]
     assert [c.id for c in (docker.containers.get(r.name) for r in lab.target.ensure([], print))] == before
-    lab.deploy = "{kind: docker, replicas: 1, memory: 512m}"
+    assert lab.target.plan() == []
+    network = docker.networks.create("enginehouse-test")
+    request.addfinalizer(network.remove)
+    request.addfinalizer(lab.stop)
+    lab.deploy = "{kind: docker, replicas: 1, memory: 512m, network: enginehouse-test}"
     lab.configure()
+    name = lab.target.observe()[0].name.rpartition("-")[0]
+    assert lab.target.plan() == [
+        f"end {name}-1, which is more than the pipeline file asks for",
+        f"make {name}-0 anew, as the pipeline file says",
+    ]
     lab.target.ensure(["adding"], lab.heard.append)
     (container,) = lab.target._containers()
     assert container.id not in before
     assert container.attrs["HostConfig"]["Memory"] == 512 << 20
+    assert list(container.attrs["NetworkSettings"]["Networks"]) == ["enginehouse-test"]
     assert everyone(lab) == [1]
 
 

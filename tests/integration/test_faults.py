@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from flows.releases import repair
 from tasks import rollout
 from tasks.errors import NotReady, StoreUnusable
+from tasks.toolchain import triton
 from tasks.toolchain.config_pbtxt import parse, print_config
 
 TESTS = Path(__file__).parents[1]
@@ -55,6 +59,7 @@ def hang(lab, monkeypatch) -> None:
     monkeypatch.setattr(Path, "write_bytes", write_model)
 
 
+@pytest.mark.slow
 def test_a_load_that_hangs_ends_at_its_deadline_and_the_champion_answers(lab, monkeypatch):
     lab.promote(lab.release(1))
     hang(lab, monkeypatch)
@@ -76,6 +81,18 @@ def test_a_load_that_hangs_ends_at_its_deadline_and_the_champion_answers(lab, mo
     assert time.monotonic() - started < 60
     done = repair(lab.desk())
     assert (done["release"], lab.ask()) == ("adding/release@1", 1)
+
+    # Killed while it loads: the command says so at once, and the champion comes back.
+    (record,) = [triton.observe(path) for path in lab.home.serve.glob("*.json")]
+    killer = threading.Timer(1, os.kill, (record.pid, signal.SIGKILL))
+    killer.start()
+    started = time.monotonic()
+    with pytest.raises(NotReady, match="loading adding"):
+        lab.promote(hanging)
+    killer.join()
+    assert time.monotonic() - started < 30
+    assert repair(lab.desk())["release"] == "adding/release@1"
+    assert lab.ask() == 1
 
 
 def test_a_disk_that_is_full_at_the_last_step_moves_the_servers_back(lab, monkeypatch):

@@ -164,7 +164,7 @@ def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_on
         else:
             team.wait(run, "Crashed", timeout=30)
         # Of one that was killed before it could sign, only who killed it can know so soon that it is dead.
-        team.resume(run, force=team.state(run) == "Pending")
+        team.resume(run, force=team.run(run)["state"]["type"] == "PENDING")
     print(f"killed {instant + 1} times")
     team.wait(run, "Completed", timeout=180)
     assert stages(team, "killed") == [
@@ -216,8 +216,13 @@ def test_ten_pipelines_at_once_share_a_store_and_the_same_one_twice_is_built_onc
         team.wait(run, "Completed", timeout=240)
     for name in names:
         assert stages(team, name) == [f"{name}/train@1"]
-    states = ["reused" if "train: reused" in team.logs(run) else "built" for run in (runs[0], runs[-1])]
-    assert sorted(states) == ["built", "reused"]
+
+    def told():
+        return [
+            word for run in (runs[0], runs[-1]) for word in ("built", "reused") if f"train: {word}" in team.logs(run)
+        ]
+
+    team.wait_for(lambda: sorted(told()) == ["built", "reused"], timeout=30, what=told)  # lines come a little later
     assert team.json("artifacts", "verify") == []
 
 
