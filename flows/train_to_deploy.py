@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from flows import approval, retries
-from flows.chain import Job, Selection, open_job, run_stage
+from flows.chain import Job, Selection, open_job, run_stage, survey
 from flows.parameters import Override, PipelineFile, Reason
 from flows.prefect_artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
 from flows.release import Served, run_release
@@ -91,8 +91,9 @@ def train_to_deploy(
 def check_tools(job: Job) -> None:
     """Raise `ToolMissing` for what the run will need, and `Refused` for a server that the engine will not fit, before
     it works for an hour to find out."""
-    for stage in job.stages:
-        if job.selection.covers(stage.name):
+    # What the store has needs no tool: an engine that was built elsewhere is served from a machine without a GPU.
+    for stage, prospect in zip(job.stages, survey(job), strict=False):
+        if prospect.state != "hit":
             stage.check(job.pipeline)
     if job.selection.covers("verify"):
         target = target_of(job.pipeline, job.home)
