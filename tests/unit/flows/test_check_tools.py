@@ -10,7 +10,7 @@ from tasks.errors import ToolMissing
 
 def stage(name):
     def check(pipeline):
-        raise ToolMissing(f"{name} needs trtexec")
+        raise ToolMissing("trtexec", why=f"{name} needs it", mend="install TensorRT")
 
     return SimpleNamespace(name=name, check=check)
 
@@ -22,7 +22,7 @@ def test_what_is_built_already_needs_no_tool(monkeypatch, state, refused):
     )
     monkeypatch.setattr(train_to_deploy, "survey", lambda job: [SimpleNamespace(state=state)])
     if refused:
-        with pytest.raises(ToolMissing, match="engine needs trtexec"):
+        with pytest.raises(ToolMissing, match="engine needs it"):
             train_to_deploy.check_tools(job)
     else:
         train_to_deploy.check_tools(job)
