@@ -56,7 +56,7 @@ train:
   nnodes: 1:2
   rdzv_endpoint: 10.77.0.1:29400
   rdzv_conf: {PATIENCE}
-  max_epochs: 50
+  max_epochs: 40
   batch_size: 10
   max_restarts: 20
   collective_timeout_seconds: 10
@@ -127,7 +127,7 @@ def test_hosts_are_lost_and_come_back_and_the_rendezvous_too(hosts, tmp_path):
 
     other = None
     try:
-        wait_for(lambda: "take part with" in build_log() or (made.work() or tmp_path / "no").exists(), "no start")
+        wait_for(lambda: (work := made.work()) is not None and (work.parent / "join.sh").exists(), "no start")
         other = join()
         progress()
         lose(other)
@@ -144,8 +144,9 @@ def test_hosts_are_lost_and_come_back_and_the_rendezvous_too(hosts, tmp_path):
             if process is not None and process.poll() is None:
                 lose(process)
     record = made.train()
-    assert [ranks for _, ranks in record.details["world_sizes"]][:3] == [2, 1, 2]
-    assert record.details["world_sizes"][-1][1] == 2
-    assert len(record.details["history"]) == 50
+    sizes = [ranks for _, ranks in record.details["world_sizes"]]
+    assert sizes[-1] == 2
+    assert any(sizes[at : at + 3] == [2, 1, 2] for at in range(len(sizes))), sizes
+    assert len(record.details["history"]) == 40
     resubmitted = [entry["reason"] for entry in record.details["interruptions"] if entry.get("resubmitted")]
     assert resubmitted == ["torchrun was killed by SIGKILL"] or resubmitted[0].startswith("asked to stop")
