@@ -1,6 +1,7 @@
 """The Prefect server that the environment or the profile names, asked synchronously; what it refuses, in our words."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,12 +12,15 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import get_current_settings
 
 from flows.local import check_server
-from tasks.errors import ConfigError, Problem
+from tasks.errors import ConfigError, NotReady, Problem
 
 
 @contextmanager
-def connected() -> Iterator[SyncPrefectClient]:
-    """A client of the server. Raises `ConfigError` where none is named, `NotReady` where it does not answer."""
+def connected(*, patience: float = 0) -> Iterator[SyncPrefectClient]:
+    """A client of the server. Raises `ConfigError` where none is named, `NotReady` where it does not answer.
+
+    `patience` is how many seconds a server may take that was started just now.
+    """
     if get_current_settings().api.url is None:
         raise ConfigError(
             Problem(
@@ -24,7 +28,15 @@ def connected() -> Iterator[SyncPrefectClient]:
                 hint="start one with `prefect server start`, and set PREFECT_API_URL=http://127.0.0.1:4200/api",
             )
         )
-    check_server()
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            check_server()
+            break
+        except NotReady:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.5)
     with get_client(sync_client=True) as client:
         yield client
 

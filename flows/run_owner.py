@@ -33,8 +33,10 @@ def owner_lives(run: FlowRun) -> bool | None:
     machine, _, life = str(run.labels.get(OWNER, "")).rpartition(" ")
     if machine != _machine():
         return None
+    pid = int(life.partition("@")[0])
     try:
-        return life == _life(int(life.partition("@")[0]))
+        # Of one whose parent has died too, an entry may stay for as long as nobody collects it.
+        return life == _life(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

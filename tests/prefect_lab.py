@@ -5,6 +5,7 @@ Used by the tests with the marker `services`. All of them share one server and, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -169,6 +170,13 @@ def wait_for(condition: Callable[[], bool], *, timeout: float, what: Callable[[]
         time.sleep(0.2)
 
 
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @dataclass
 class Team:
     """A folder with pipelines, the store that they share, the server and the worker that run them."""
@@ -241,11 +249,11 @@ class Team:
             assert self.worker is not None
             self.worker.kill()
             self.worker.wait()
-        for process in self.processes(identity):
-            try:
+        ended = self.processes(identity)
+        for process in ended:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
+        wait_for(lambda: not any(lives(process) for process in ended), timeout=10)
 
     def processes(self, identity: str) -> list[psutil.Process]:
         """The processes of a run that are Prefect's own: those that a machine's death would take as well."""
@@ -407,7 +415,7 @@ def run_page(folder: Path) -> list[tuple[str, str]]:
     (port,) = find_free_ports(1)
     ended = "\x1e"  # ASCII's record separator
     script = ["set -eu", *(f"{command.replace('4200', str(port))}\nprintf '{ended}'" for command in commands)]
-    undo = "kill %1; wait; prefect server stop; enginehouse serve stop"
+    undo = "kill %1; prefect server stop; enginehouse serve stop; wait"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "ENGINEHOUSE_"))}
     done = subprocess.run(
         ["bash", "-c", f"trap '{undo}' EXIT\n" + "\n".join(script)],

@@ -36,7 +36,7 @@ def runs_setup(
     from flows.automations import set_up
     from flows.prefect_api import connected
 
-    with connected() as client:
+    with connected(patience=90) as client:  # the command before it has most likely started the server
         changed = set_up(client, pool=pool, kind=kind)
     for line in changed or ["all is set up already"]:
         _say(line)

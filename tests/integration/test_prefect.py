@@ -56,6 +56,19 @@ def test_the_checkouts_deployments_are_registered_without_a_question(team):
     assert {"digits has new data", "mnist has new data", "mnist after prepare-data"} <= names
 
 
+@pytest.mark.parametrize("kind", ["docker", "kubernetes"])
+def test_the_variants_for_other_pools_are_registered_as_they_are(kind, team):
+    """Registered only: neither a container nor a Job of theirs is started here."""
+    team.sh("enginehouse", "runs", "setup", "--pool", f"enginehouse-{kind}", "--type", kind)
+    team.sh(
+        "env", f"PIPELINES={team.root}", "prefect", "deploy", "--all", "--prefect-file",
+        ROOT / "containers" / "prefect" / f"{kind}.yaml",
+    )  # fmt: skip
+    found = team.api("GET", f"/deployments/name/train-to-deploy/digits-{kind}")
+    assert found["job_variables"]["command"] == "python3 -m prefect flow-run execute"
+    assert found["pull_steps"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "/work"}}]
+
+
 @pytest.mark.parametrize(
     ("parameters", "field"),
     [
