@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows import server
+from flows.operation import server
 from tasks.home import Home
 
 ROOT = Path(__file__).parents[1]

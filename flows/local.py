@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from flows import server
-from tasks.errors import EnginehouseError, NotReady
+from flows.operation import server
+from tasks.errors import EnginehouseError
 from tasks.events import Event
 from tasks.home import find_home
 
@@ -45,21 +45,6 @@ def without_proxy(environ: MutableMapping[str, str]) -> None:
         environ["no_proxy"] = environ["NO_PROXY"] = value
 
 
-def check_server() -> None:
-    """Raise `NotReady` where Prefect is told to use a server that does not answer."""
-    from prefect import get_client
-    from prefect.settings import get_current_settings
-
-    with get_client(sync_client=True) as client:
-        problem = client.api_healthcheck()
-    if problem is not None:
-        raise NotReady(
-            f"the Prefect server at {get_current_settings().api.url} does not answer: "
-            f"{str(problem) or type(problem).__name__}\n"
-            "PREFECT_API_URL or the Prefect profile names it: start it, or unset the variable for a temporary server"
-        )
-
-
 def find_server(pipeline: Path, log: Path) -> Callable[[], None]:
     """Make Prefect use the server that is there, or a temporary one; returns what waits until that answers.
 
@@ -67,6 +52,8 @@ def find_server(pipeline: Path, log: Path) -> Callable[[], None]:
     """
     from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings
+
+    from flows.operation.api import check_server
 
     if get_current_settings().api.url is not None:
         return check_server

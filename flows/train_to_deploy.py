@@ -11,14 +11,14 @@ from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from flows import approval, retries
 from flows.chain import Job, Selection, open_job, run_stage, survey
+from flows.operation import approval, retries
+from flows.operation.artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
+from flows.operation.owner import require_ours, sign
 from flows.parameters import Override, PipelineFile, Reason
-from flows.prefect_artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
 from flows.release import Served, run_release
 from flows.releases import refuse_unfit_plan
 from flows.report import report_of
-from flows.run_owner import require_ours, sign
 from tasks import validate
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
@@ -29,7 +29,9 @@ LISTENER: ContextVar[Listener] = ContextVar("LISTENER", default=silent)
 """Whoever runs the flow in this process and wants its events, beside Prefect's log."""
 
 KeyedName = Literal["train", "export", "precision", "preflight", "engine", "triton_config", "validate"]
-StageName = KeyedName | Literal["verify", "publish", "deploy"]
+StageName = Literal[  # in one piece, so that Prefect's form has one list of choices
+    "train", "export", "precision", "preflight", "engine", "triton_config", "validate", "verify", "publish", "deploy"
+]
 
 
 def _run_name() -> str:

@@ -38,6 +38,14 @@ class EnginehouseError(Exception):
         return False
 
 
+class Told(EnginehouseError):
+    """An error of this tree that another process, or a run on another machine, told us in words."""
+
+    def __init__(self, message: str, *, kind: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.kind, self.exit_status = kind, exit_status  # type: ignore[misc]  # of this one instance
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong in an input file."""

@@ -309,7 +309,7 @@ class Team:
         """What `enginehouse runs resume` does, in this process."""
         from prefect.client.orchestration import SyncPrefectClient
 
-        from flows import runs
+        from flows.operation import runs
 
         with SyncPrefectClient(self.url, httpx_settings={"trust_env": False}) as client:
             runs.resume(client, runs.find(client, identity), force=force)

@@ -8,7 +8,7 @@ from typing import Any
 
 from flows import local
 from tasks.artifacts.durable import reported
-from tasks.errors import CommandFailed, EnginehouseError
+from tasks.errors import CommandFailed, Told
 from tasks.events import Listener
 from tasks.home import Home
 from tasks.toolchain import command
@@ -49,13 +49,5 @@ def _run_logged(home: Home, name: str, request: Mapping[str, Any], listener: Lis
         told = ended.get(local.ERROR)
         if told is None:
             raise
-        raise _Told(told["message"], kind=told["kind"], exit_status=told["exit_status"]) from failure
+        raise Told(told["message"], kind=told["kind"], exit_status=told["exit_status"]) from failure
     return ended[local.REPORT]
-
-
-class _Told(EnginehouseError):
-    """An error of the tree that a child process told us in words."""
-
-    def __init__(self, message: str, *, kind: str, exit_status: int) -> None:
-        super().__init__(message)
-        self.kind, self.exit_status = kind, exit_status  # type: ignore[misc]  # of this one instance

@@ -28,7 +28,7 @@ def serve(
     """Answer Prometheus at /metrics until it is stopped."""
     from prometheus_client import start_http_server
 
-    from flows.exporter import Exporter
+    from flows.operation.exporter import Exporter
 
     if not processes.is_free(port, host):
         who = processes.listener(port)
@@ -44,7 +44,7 @@ def print_(*, home: HomeFolder = None) -> None:
     """Print the numbers once, in Prometheus' text format: for a textfile collector, or to look at."""
     from prometheus_client import generate_latest
 
-    from flows.exporter import Exporter
+    from flows.operation.exporter import Exporter
 
     exporter = Exporter(home_at(home))
     exporter.refresh()

@@ -10,9 +10,9 @@ from flows import show
 from flows.chain import Job, Selection, open_job, survey
 from flows.cli.console import Json, Overrides, PipelineFile, err, notes_to_stderr, print_json, print_lines
 from flows.cli.flow_process import run_flow
+from flows.operation.reports import RunFolder
 from flows.release import propose, settled
 from flows.report import markdown, report_of
-from flows.run_reports import RunFolder
 from tasks import validate
 from tasks.artifacts.record import ArtifactRef
 from tasks.gates import metric_gates, require

@@ -2,25 +2,20 @@
 
 import json
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter, validators
-from rich.console import Console
 
 from flows import show
+from flows.cli.console import Json, err, home_at, out, print_json
 from tasks.errors import ConfigError, Problem
-
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
 runs = App(name="runs", help="Runs on a Prefect server: list, start, resume, cancel, approve.")
 
 RunId = Annotated[str, Parameter(help="The run's id, or its first characters.")]
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON value on standard output.")]
 Reason = Annotated[str | None, Parameter(help="Why, in your words; kept with the release.")]
 By = Annotated[str | None, Parameter(help="Who decides; this machine's user if left out.")]
 
@@ -33,10 +28,10 @@ def runs_setup(
 ) -> None:
     """Make the work pool, and register the automation that marks runs whose process is gone. Changes only what is not
     so already."""
-    from flows.automations import set_up
-    from flows.prefect_api import connected
+    from flows.operation.api import connected
+    from flows.operation.setup import set_up
 
-    with connected(patience=90) as client:  # the command before it has most likely started the server
+    with connected(home_at(None), patience=90) as client:  # the command before it has most likely started the server
         changed = set_up(client, pool=pool, kind=kind)
     for line in changed or ["all is set up already"]:
         _say(line)
@@ -52,13 +47,13 @@ def runs_ls(
     as_json: Json = False,
 ) -> None:
     """List runs, newest first."""
-    from flows.prefect_api import connected
-    from flows.runs import listing
+    from flows.operation.api import connected
+    from flows.operation.runs import listing
 
-    with connected() as client:
+    with connected(home_at(None)) as client:
         rows = listing(client, states=state, limit=limit)
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     lines = [
         [
@@ -77,16 +72,16 @@ def runs_ls(
 @runs.command(name="show")
 def runs_show(run: RunId, /, *, as_json: Json = False) -> None:
     """Show one run: its state, its parameters, where it runs, and its report."""
-    from flows.prefect_api import connected
-    from flows.run_report import report
-    from flows.runs import described, find, names_of_deployments
+    from flows.operation.api import connected
+    from flows.operation.runs import described, find, names_of_deployments
+    from flows.operation.summary import report
 
-    with connected() as client:
+    with connected(home_at(None)) as client:
         found = find(client, run)
         named = names_of_deployments(client, {found.deployment_id} if found.deployment_id else set())
         told = described(found, named) | {"report": report(client, found)}
     if as_json:
-        _print_json(told)
+        print_json(told)
         return
     text = told.pop("report")
     told["parameters"] = json.dumps(told["parameters"])
@@ -128,14 +123,14 @@ def runs_start(
     as_json: Json = False,
 ) -> None:
     """Start a deployment, follow its log, and end with the exit status of what came of it: what CI calls."""
-    from flows import runs as acts
-    from flows.prefect_api import connected
-    from flows.run_report import summary as summary_of
+    from flows.operation import runs as acts
+    from flows.operation.api import connected
+    from flows.operation.summary import summary as summary_of
 
     given = _parameters(parameters)
     if overrides:
         given["overrides"] = list(overrides)
-    with connected() as client:
+    with connected(home_at(None)) as client:
         run = acts.start(client, deployment, given)
         err.print(f"{deployment}: run {run.id} is queued", style="dim")
         if follow:
@@ -151,14 +146,15 @@ def runs_start(
                 if summary is not None:
                     with summary.open("a", encoding="utf-8") as file:
                         file.write(summary_of(client, client.read_flow_run(run.id), deployment) + "\n")
-        if as_json:
-            _print_json(acts.described(run))
         state = acts.state_of(run)
-        if follow and state.is_paused():
-            _say(f"it waits for approval: enginehouse runs approve {run.id}, or reject")
-        elif follow and (error := acts.raised(state)) is not None:
+        error = acts.raised(state) if follow and not state.is_paused() else None
+        if error is not None:
             raise error
-        elif follow and not as_json:
+        if as_json:
+            print_json(acts.described(run))
+        elif follow and state.is_paused():
+            _say(f"it waits for approval: enginehouse runs approve {run.id}, or reject")
+        elif follow:
             _say(f"{deployment}: {state.name}")
 
 
@@ -176,10 +172,10 @@ def runs_resume(
 
     It begins again with the same parameters: what is built is reused, training goes on from its last checkpoint.
     """
-    from flows import runs as acts
-    from flows.prefect_api import connected
+    from flows.operation import runs as acts
+    from flows.operation.api import connected
 
-    with connected() as client:
+    with connected(home_at(None)) as client:
         resumed = acts.resume(client, acts.find(client, run), force=force)
         _told(acts.described(resumed), "is queued again", as_json)
 
@@ -187,10 +183,10 @@ def runs_resume(
 @runs.command(name="cancel")
 def runs_cancel(run: RunId, /, *, as_json: Json = False) -> None:
     """Cancel a run, and wait until everything that it has started has ended: at most 75 seconds."""
-    from flows import runs as acts
-    from flows.prefect_api import connected
+    from flows.operation import runs as acts
+    from flows.operation.api import connected
 
-    with connected() as client:
+    with connected(home_at(None)) as client:
         ended = acts.cancel(client, acts.find(client, run))
         _told(acts.described(ended), f"is {acts.state_of(ended).name}", as_json)
 
@@ -208,10 +204,10 @@ def runs_reject(run: RunId, /, *, reason: Reason = None, by: By = None, as_json:
 
 
 def _decide(text: str, *, approve: bool, reason: str | None, by: str | None, as_json: bool) -> None:
-    from flows import runs as acts
-    from flows.prefect_api import connected
+    from flows.operation import runs as acts
+    from flows.operation.api import connected
 
-    with connected() as client:
+    with connected(home_at(None)) as client:
         run = acts.find(client, text)
         acts.decide(client, run, approve=approve, by=by, reason=reason)
         _told(acts.described(client.read_flow_run(run.id)), "is approved" if approve else "is rejected", as_json)
@@ -236,7 +232,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - 
 
 def _told(run: dict[str, Any], what: str, as_json: bool) -> None:
     if as_json:
-        _print_json(run)
+        print_json(run)
     else:
         _say(f"the run {run['id']} {what}")
 
@@ -247,7 +243,3 @@ def _first_line(text: str | None) -> str:
 
 def _say(text: str) -> None:
     out.print(text, markup=False, soft_wrap=True)
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")

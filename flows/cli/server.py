@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from flows import server
 from flows.cli.console import HomeFolder, Json, home_at, out, print_json
+from flows.operation import server
 from tasks.artifacts.durable import reported
 from tasks.errors import ConfigError
 
@@ -64,7 +64,7 @@ def notify(
     """Have Prefect tell somebody when a run ends badly or no worker takes it."""
     if (url is None) != remove:
         raise ConfigError("enginehouse notify: expected either an address or --remove")
-    from flows import notify as notifications
+    from flows.operation import notify as notifications
 
     room = home_at(home)
     names = notifications.remove(room) if url is None else notifications.register(room, url)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.run_reports import RunFolder
+from flows.operation.reports import RunFolder
 from tasks.toolchain.processes import find_free_ports
 
 pytestmark = pytest.mark.services

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import server
-from flows.notify import channel_of
+from flows.operation import server
+from flows.operation.notify import channel_of
 from tasks.errors import ConfigError
 from tasks.home import Home
 from tasks.toolchain.processes import find_free_ports, start_time

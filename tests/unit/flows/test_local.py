@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from flows import local, server
+from flows import local
+from flows.operation import api, server
 from tasks.errors import NotReady
 
 
@@ -37,7 +38,7 @@ def test_a_prefect_server_that_does_not_answer_is_named(monkeypatch):
             temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}),
             pytest.raises(NotReady, match=url),
         ):
-            local.check_server()
+            api.check_server()
 
 
 def test_what_prefect_starts_takes_no_module_from_the_current_folder(tmp_path):

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows import prefect_artifacts
-from flows.prefect_artifacts import TrainingProgress, key, task_run_name
+from flows.operation.artifacts import TrainingProgress, key, task_run_name
 from tasks.artifacts.digest import Digest
 from tasks.artifacts.record import ArtifactRef
 from tasks.stage import Outcome
@@ -57,8 +56,8 @@ def event(done, stage="train", total=1000):
 
 
 def test_of_many_events_few_are_shown_and_the_last_one_is(monkeypatch):
-    monkeypatch.setattr(prefect_artifacts, "BETWEEN_UPDATES", 0.05)
-    monkeypatch.setattr(prefect_artifacts, "IDLE", 0.2)
+    monkeypatch.setattr(artifacts, "BETWEEN_UPDATES", 0.05)
+    monkeypatch.setattr(artifacts, "IDLE", 0.2)
     progress = Recorded()
     began = time.perf_counter()
     for done in range(1, 1001):

@@ -10,10 +10,10 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from flows import exporter
-from flows.exporter import METRICS, Exporter
+from flows.operation import exporter
+from flows.operation.exporter import METRICS, Exporter
+from flows.operation.reports import RunFolder, RunReports
 from flows.report import bars, curves_in_words, markdown
-from flows.run_reports import RunFolder, RunReports
 from tasks.home import Home
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +68,7 @@ def test_a_report_is_read_again_only_when_it_was_replaced(home, monkeypatch):
     (home.runs / "20250131T120500.000000Z-digits.log").write_text("of a run that is under way\n")
     reports = RunReports(home)
     assert [each["state"] for each in reports.refresh()] == ["released", "unchanged"]
-    monkeypatch.setattr("flows.run_reports.read", lambda file: pytest.fail(f"read {file} again"))
+    monkeypatch.setattr("flows.operation.reports.read", lambda file: pytest.fail(f"read {file} again"))
     assert len(reports.refresh()) == 2
     monkeypatch.undo()
     first.fail("digits", "failed", "the disk is full")

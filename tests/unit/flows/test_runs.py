@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from flows.retries import passes
-from flows.runs import raised
+from flows.operation.retries import passes
+from flows.operation.runs import raised
 from tasks import errors
 from tasks.errors import CommandFailed, ConfigError, EnginehouseError, GateFailed, NotReady, Refused, Rejected
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import server
+from flows.operation import server
 from tasks.errors import NotReady, Refused
 from tasks.home import Home
 from tasks.toolchain import processes

@@ -25,8 +25,8 @@ from prefect.flows import Flow
 from prefect.settings import get_current_settings
 
 from flows.chain import Job
+from flows.operation.reports import CURVES, FAILED, RUNNING, RunFolder
 from flows.report import Extras, markdown
-from flows.run_reports import CURVES, FAILED, RUNNING, RunFolder
 from tasks.errors import EnginehouseError
 from tasks.events import Event
 from tasks.home import find_home

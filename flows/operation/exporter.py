@@ -16,7 +16,7 @@ from typing import Any, Literal
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from flows.run_reports import RUNNING, SUCCESS, RunReports
+from flows.operation.reports import RUNNING, SUCCESS, RunReports
 from tasks.artifacts.store import ArtifactStore
 from tasks.errors import EnginehouseError, NotReady
 from tasks.home import Home
@@ -273,12 +273,12 @@ class Exporter(Collector):
 
 def _flow_runs(home: Home) -> Samples:
     """What Prefect counts; nothing where no server is named and none is kept."""
-    from flows.prefect_client import connected
+    from flows.operation.api import connected, server_url
 
     number = Numbers()
+    if server_url(home) is None:
+        return {}
     with connected(home) as client:
-        if client is None:
-            return {}
         for flow in FLOWS:
             for state in STATES:
                 asked: dict[str, Any] = {

@@ -24,10 +24,10 @@ from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 
-from flows.prefect_api import page, refusals
-from flows.run_owner import owner_lives
+from flows.operation.api import page, refusals
+from flows.operation.owner import owner_lives
 from tasks import errors
-from tasks.errors import ConfigError, EnginehouseError, NotReady, Problem, Refused
+from tasks.errors import ConfigError, EnginehouseError, NotReady, Problem, Refused, Told
 
 HEARTBEAT = timedelta(seconds=30)
 """What `prefect.yaml` sets as PREFECT_FLOWS_HEARTBEAT_FREQUENCY."""
@@ -166,14 +166,6 @@ def raised(state: State[Any]) -> EnginehouseError | None:
         assert named is not None
         return Told(message[named.end() :], kind=kind.kind, exit_status=kind.exit_status)
     return Told(message, kind=(state.name or "failed").lower(), exit_status=1)
-
-
-class Told(EnginehouseError):
-    """An error of the tree that a run on another machine told us in words."""
-
-    def __init__(self, message: str, *, kind: str, exit_status: int) -> None:
-        super().__init__(message)
-        self.kind, self.exit_status = kind, exit_status  # type: ignore[misc]  # of this one instance
 
 
 def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> FlowRun:

@@ -6,7 +6,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterType
 from prefect.client.schemas.objects import FlowRun
 
-from flows.runs import described, state_of
+from flows.operation.runs import described, state_of
 
 
 def report(client: SyncPrefectClient, run: FlowRun) -> str | None:
@@ -19,7 +19,7 @@ def report(client: SyncPrefectClient, run: FlowRun) -> str | None:
     }
     found: list[dict[str, Any]] = client.request("POST", "/artifacts/filter", json=wanted).json()
     reports = [each for each in found if str(each["key"]).endswith("-report")]
-    return str(reports[0]["data"]) if reports else None
+    return _without_pictures(str(reports[0]["data"])) if reports else None
 
 
 def summary(client: SyncPrefectClient, run: FlowRun, deployment: str) -> str:
@@ -31,3 +31,8 @@ def summary(client: SyncPrefectClient, run: FlowRun, deployment: str) -> str:
     if state.message and not state.is_completed():
         lines += ["```", state.message, "```", ""]
     return "\n".join(lines) + (report(client, run) or "")
+
+
+def _without_pictures(page: str) -> str:
+    # The curves stand in the page itself, as tens of kilobytes that a job's summary does not show.
+    return "\n".join(line for line in page.splitlines() if "](data:" not in line) + "\n"

@@ -12,7 +12,7 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
-from flows.runs import HEARTBEAT, MISSED
+from flows.operation.runs import HEARTBEAT, MISSED
 from tasks.errors import ConfigError, Problem
 
 POOL = "enginehouse"

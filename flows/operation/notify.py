@@ -8,8 +8,8 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock, SlackWe
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.schemas.automations import AutomationCore
 
-from flows.prefect_client import connected
-from tasks.errors import ConfigError, NotReady, Problem
+from flows.operation.api import connected
+from tasks.errors import ConfigError, Problem
 from tasks.home import Home
 from tasks.toolchain.triton_installation import containers_folder
 
@@ -20,12 +20,10 @@ BLOCK = "enginehouse"
 def register(home: Home, url: str) -> list[str]:
     """Send the automations' messages to `url` from now on, instead of where they went before; returns their names.
 
-    Raises `ConfigError` for an address that nothing can be sent to, `NotReady` where there is no server.
+    Raises `ConfigError` for an address that nothing can be sent to, or where there is no server.
     """
     channel = channel_of(url)
     with connected(home) as client:
-        if client is None:
-            raise _without_server()
         block = str(channel.save(BLOCK, overwrite=True))
         names = []
         for wanted in automations(block):
@@ -38,8 +36,6 @@ def register(home: Home, url: str) -> list[str]:
 def remove(home: Home) -> list[str]:
     """Register them no more; returns the names of those that were there."""
     with connected(home) as client:
-        if client is None:
-            raise _without_server()
         return [wanted["name"] for wanted in automations(BLOCK) if _forget(client, wanted["name"])]
 
 
@@ -76,7 +72,3 @@ def _forget(client: SyncPrefectClient, name: str) -> bool:
     for automation in found:
         client.delete_automation(automation.id)
     return bool(found)
-
-
-def _without_server() -> NotReady:
-    return NotReady("there is no Prefect server to register with\nset PREFECT_API_URL, or start one: enginehouse up")

@@ -1,0 +1,91 @@
+"""The Prefect server of a home, asked synchronously; what it refuses, in our words."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+from flows.operation import server
+from tasks.errors import ConfigError, NotReady, Problem
+from tasks.home import Home
+
+
+def server_url(home: Home) -> str | None:
+    """Where the server is that Prefect's settings name, else the one that `enginehouse up` keeps for a home."""
+    kept = server.kept(home)
+    return get_current_settings().api.url or (None if kept is None else kept.url)
+
+
+@contextmanager
+def connected(home: Home, *, patience: float = 0) -> Iterator[SyncPrefectClient]:
+    """A client of that server, and within the block Prefect's settings to match.
+
+    Raises `ConfigError` where there is none, `NotReady` where it does not answer. `patience` is how many seconds a
+    server may take that was started just now.
+    """
+    url = server_url(home)
+    if url is None:
+        raise ConfigError(
+            Problem(
+                "no Prefect server is named, and none is kept for this home",
+                hint="enginehouse up starts one; PREFECT_API_URL=http://127.0.0.1:4200/api names one that runs",
+            )
+        )
+    deadline = time.monotonic() + patience
+    with temporary_settings({PREFECT_API_URL: url}):
+        while True:
+            try:
+                check_server()
+                break
+            except NotReady:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.5)
+        with get_client(sync_client=True) as client:
+            yield client
+
+
+def check_server() -> None:
+    """Raise `NotReady` where the server that Prefect is told to use does not answer."""
+    with get_client(sync_client=True) as client:
+        problem = client.api_healthcheck()
+    if problem is not None:
+        raise NotReady(
+            f"the Prefect server at {get_current_settings().api.url} does not answer: "
+            f"{str(problem) or type(problem).__name__}\n"
+            "PREFECT_API_URL or the Prefect profile names it: start it, or unset the variable for a temporary server"
+        )
+
+
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """Turn what the server does not find or does not accept into a `ConfigError` with its own words."""
+    try:
+        yield
+    except ObjectNotFound as error:
+        raise ConfigError(Problem(f"the Prefect server knows no {what}")) from error
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code not in (404, 409, 422):
+            raise
+        raise ConfigError(Problem(f"{what}: {_said(error.response.text)}")) from error
+
+
+def page(kind: str, identity: object) -> str | None:
+    """The address of something's page in the UI."""
+    url = get_current_settings().ui_url
+    return f"{url}/{kind}/{identity}" if url else None
+
+
+def _said(text: str) -> str:
+    try:
+        told: Any = json.loads(text)
+    except ValueError:
+        return text
+    detail = told.get("detail", told) if isinstance(told, dict) else told
+    return detail if isinstance(detail, str) else json.dumps(detail)
