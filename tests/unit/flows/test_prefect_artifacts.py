@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flows.operation import artifacts
 from flows.operation.artifacts import TrainingProgress, key, task_run_name
 from tasks.artifacts.digest import Digest
 from tasks.artifacts.record import ArtifactRef
