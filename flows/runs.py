@@ -199,8 +199,8 @@ def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> F
             f"the run {run.id} belongs to no deployment, so no worker can go on with it\n"
             "start what began it once more: it goes on from the last product, training from its last checkpoint"
         )
-    # A worker whose run was killed reports the crash a second time, some seconds later. It would undo what is done here,
-    # and the process that had begun meanwhile would be one too many.
+    # A worker whose run was killed reports the crash a second time, some seconds later. That would undo what is done
+    # here, and the process that had begun meanwhile would be one too many.
     first, died = state.message or "", state.timestamp
     while first.startswith("Process exited") and datetime.now(UTC) - died < CRASH_SETTLES:
         time.sleep(POLL)
