@@ -10,11 +10,10 @@ from pathlib import Path
 
 import httpx
 import psutil
-from prefect import get_client
+from prefect import get_client, get_run_logger
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
-
-from tasks.errors import Refused
+from prefect.exceptions import Abort
 
 OWNER = "enginehouse.owner"
 """The label of a run: machine, process and when that began."""
@@ -42,9 +41,10 @@ def owner_lives(run: FlowRun) -> bool | None:
 
 
 def require_ours() -> None:
-    """Raise `Refused` where the run was taken from this process: cancelled, or resumed elsewhere.
+    """End this process's part where the run was taken from it: cancelled, or resumed elsewhere.
 
-    Asked before each stage of a deployment's run. Each attempt at a run has its number, so a second one shows.
+    Asked before each stage of a deployment's run. Each attempt at a run has its number, so a second one shows. Prefect
+    is told nothing (`Abort`): what becomes of the run is for whoever has it now to say.
     """
     run = _present()
     if run is None:
@@ -56,7 +56,9 @@ def require_ours() -> None:
         return
     if now.state is None or not now.state.is_running() or now.run_count != run.run_count:
         state = "unknown" if now.state is None else now.state.name
-        raise Refused(f"the run {run.id} is {state} (attempt {now.run_count}): this process does not go on with it")
+        told = f"the run {run.id} is {state} (attempt {now.run_count}): this process does not go on with it"
+        get_run_logger().warning(told)
+        raise Abort(told)
 
 
 def _present() -> FlowRun | None:

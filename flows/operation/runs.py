@@ -39,7 +39,7 @@ supervisor kills what the flow had started, and a worker looks for cancellations
 POLL = 0.5
 STARTS_WITHIN = timedelta(minutes=2)
 """A run that a worker has taken, and that has not begun by then, is taken for dead."""
-CRASH_SETTLES = timedelta(seconds=12)
+CRASH_SETTLES = timedelta(seconds=20)
 LATE_LINES = 3.0
 """Seconds in which the last lines of a run that has ended arrive."""
 
@@ -191,16 +191,13 @@ def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> F
             f"the run {run.id} belongs to no deployment, so no worker can go on with it\n"
             "start what began it once more: it goes on from the last product, training from its last checkpoint"
         )
-    again: State[Any] = Scheduled(name="AwaitingRetry", message=f"Resumed by {person()}.")
-    _set(client, run, again)
-    # A worker whose run was killed reports the crash a second time, some seconds later, and would undo this.
-    while datetime.now(UTC) - state.timestamp < CRASH_SETTLES:
+    # A worker whose run was killed reports the crash a second time, some seconds later. That would undo what is done
+    # here, and the process that had begun meanwhile would be one too many.
+    first, died = state.message or "", state.timestamp
+    while first.startswith("Process exited") and datetime.now(UTC) - died < CRASH_SETTLES:
         time.sleep(POLL)
-        now = client.read_flow_run(run.id)
-        if now.run_count > run.run_count:
-            break
-        if state_of(now).is_crashed():
-            _set(client, run, again)
+        first = state_of(client.read_flow_run(run.id)).message or ""
+    _set(client, run, Scheduled(name="AwaitingRetry", message=f"Resumed by {person()}."))
     return client.read_flow_run(run.id)
 
 
