@@ -1,14 +1,46 @@
-"""The flows `promote`, `rollback`, `pin` and `repair`: `enginehouse releases` for `prefect deployment run`."""
+"""`enginehouse releases` for `prefect deployment run`: flows `ls`, `show`, `promote`, `rollback`, `pin`, `repair`."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
+from prefect.artifacts import create_table_artifact
 
 from flows import releases
+from flows.operation.artifacts import key
 from flows.parameters import Reason, ReleaseName
 from flows.releases import Desk, open_desk
 from tasks.events import Event, Listener
+
+
+@flow(name="ls", flow_run_name="releases of {release}", persist_result=False)
+def ls(release: ReleaseName, home: Path | None = None) -> list[dict[str, Any]]:
+    """List a pipeline's releases, oldest first, in the log and as a table among the run's artifacts.
+
+    Parameters:
+        release: a pipeline's name or file
+        home: the folder with the store; found from the pipeline file or the current folder if left out
+    """
+    rows = releases.listing(_desk(release, home))
+    for row in rows:
+        get_run_logger().info("%s: %s", row["release"], row["state"])
+    _keep_table(f"releases-of-{release}", [{name: str(row[name]) for name in row} for row in rows])
+    return rows
+
+
+@flow(name="show", flow_run_name="show {release}", persist_result=False)
+def show(release: ReleaseName, home: Path | None = None) -> dict[str, Any]:
+    """Tell what exactly a release is, from which data and code, and proven by which numbers.
+
+    Parameters:
+        release: a release such as `digits/release@3`; or a pipeline's name or file, for its champion
+        home: the folder with the store; found from the pipeline file or the current folder if left out
+    """
+    shown = releases.describe(_desk(release, home))
+    get_run_logger().info(json.dumps(shown, indent=2))
+    _keep_table(f"shown-{shown['release']}", [{"what": name, "is": str(value)} for name, value in shown.items()])
+    return shown
 
 
 @flow(name="promote", flow_run_name="promote {release}", persist_result=False)
@@ -63,6 +95,10 @@ def repair(release: ReleaseName, home: Path | None = None) -> dict[str, Any]:
 
 def _desk(text: str, home: Path | None) -> Desk:
     return open_desk(text, home=home, listener=_logged(get_run_logger()))
+
+
+def _keep_table(name: str, rows: list[dict[str, Any]]) -> None:
+    create_table_artifact(key=key(name), table=rows)
 
 
 def _logged(logger: Any) -> Listener:

@@ -11,7 +11,7 @@ from flows.chain import Job, Selection, open_job, survey
 from flows.cli.console import Json, Overrides, PipelineFile, err, notes_to_stderr, print_json, print_lines
 from flows.cli.flow_process import run_flow
 from flows.operation.reports import RunFolder
-from flows.release import propose, settled
+from flows.release import deploy_steps, propose, settled
 from flows.report import markdown, report_of
 from tasks import validate
 from tasks.artifacts.record import ArtifactRef
@@ -159,5 +159,5 @@ def _release_prospects(job: Job, products: Mapping[str, ArtifactRef]) -> list[di
         return prospects("hit", nothing)
     versions = ", ".join(map(str, proposal.candidate.versions))
     verify = [f"load versions {versions} on a staging server"] if proposal.recorded is None else []
-    moved = [f"serve versions {versions} of {proposal.candidate.model}, and ask the live server"]
+    moved = deploy_steps(job, proposal)
     return prospects("miss", {"verify": verify, "publish": proposal.plan.steps, "deploy": moved})

@@ -20,13 +20,15 @@ _spec.loader.exec_module(release_lab)
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from flows.release_flows import pin, promote, repair, rollback
+from flows.release_flows import ls, pin, promote, repair, rollback, show
 home = Path(sys.argv[1])
 done = [
     promote("adding", reason="by a schedule", home=home),
     rollback("adding", home=home),
     pin("adding/release@2", home=home),
     repair("adding", home=home),
+    show("adding", home=home),
+    ls("adding", home=home)[-1],
 ]
 Path(sys.argv[2]).write_text(json.dumps(done))
 """
@@ -49,6 +51,7 @@ def test_the_flows_do_what_the_commands_do(lab, tmp_path, prefect_url):
         [sys.executable, "-c", PROGRAM, str(lab.home.root), str(out)], env=environment, check=True, timeout=300
     )
     done = json.loads(out.read_text())
-    assert [each["state"] for each in done] == ["promoted", "rolled back", "pinned", "unchanged"]
-    assert [each["release"][-1] for each in done] == ["2", "1", "2", "1"]
+    states = [each["state"] for each in done]
+    assert states == ["promoted", "rolled back", "pinned", "unchanged", "champion", "former"]
+    assert [each["release"][-1] for each in done] == ["2", "1", "2", "1", "1", "2"]
     assert lab.ask() == 1
