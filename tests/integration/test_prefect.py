@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 import uuid
@@ -278,9 +277,8 @@ def test_the_server_works_on_postgresql(team):
 
 
 def test_the_page_of_ten_commands_does_what_it_says(ten_commands):
+    """Each has ended well, or the shell would not have come so far."""
     assert len(ten_commands) == 10
-    by_command = dict(ten_commands)
-    assert "Completed" in next(out for command, out in by_command.items() if "deployment run" in command)
-    (listed,) = [out for command, out in by_command.items() if command.startswith("enginehouse releases")]
-    assert "champion" in listed
-    assert json.dumps(by_command)
+    said = dict(ten_commands)
+    assert "Completed" in said["enginehouse runs ls"]
+    assert any("schedule" in command and "0 3 * * *" in command for command in said)
