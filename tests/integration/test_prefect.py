@@ -167,7 +167,7 @@ def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_on
         worker = instant % 4 == 0
         chance = random.Random(f"kill {instant}")
         team.wait_for(lambda: bool(team.processes(run)) or team.state(run) == "Completed", timeout=60)
-        time.sleep(chance.uniform(0.2, 9))
+        time.sleep(chance.uniform(0.2, 6))
         if team.state(run) == "Completed":
             break
         team.kill(run, worker=worker)
@@ -179,8 +179,8 @@ def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_on
         team.resume(run, force=team.run(run)["state"]["type"] == "PENDING")
     print(f"killed {instant + 1} times")
     team.wait(run, "Completed", timeout=180)
-    assert stages(team, "killed") == [
-        f"killed/{stage}@1" for stage in ("train", "export", "engine", "triton_config", "validate")
+    assert sorted(stages(team, "killed")) == [
+        f"killed/{stage}@1" for stage in ("engine", "export", "train", "triton_config", "validate")
     ]
     assert team.json("artifacts", "verify") == []
     other = team.start("reference")
