@@ -164,7 +164,7 @@ def test_drift_is_found_by_the_recipe_and_starts_a_training(team, tmp_path):
 def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_once(team):
     run = team.start("killed")
     for instant in range(10):
-        worker = instant % 4 == 0
+        worker = instant % 4 != 0
         chance = random.Random(f"kill {instant}")
         team.wait_for(lambda: bool(team.processes(run)) or team.state(run) == "Completed", timeout=60)
         time.sleep(chance.uniform(0.2, 6))
