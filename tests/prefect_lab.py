@@ -415,7 +415,8 @@ def run_page(folder: Path) -> list[tuple[str, str]]:
     (port,) = find_free_ports(1)
     ended = "\x1e"  # ASCII's record separator
     script = ["set -eu", *(f"{command.replace('4200', str(port))}\nprintf '{ended}'" for command in commands)]
-    undo = "kill %1; prefect server stop; enginehouse serve stop; wait"
+    # A shell without a person starts what goes on beside it without SIGINT, by which alone the worker ends itself.
+    undo = "kill -KILL %1; wait; prefect server stop; enginehouse serve stop"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "ENGINEHOUSE_"))}
     done = subprocess.run(
         ["bash", "-c", f"trap '{undo}' EXIT\n" + "\n".join(script)],

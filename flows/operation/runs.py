@@ -39,7 +39,7 @@ supervisor kills what the flow had started, and a worker looks for cancellations
 POLL = 0.5
 STARTS_WITHIN = timedelta(minutes=2)
 """A run that a worker has taken, and that has not begun by then, is taken for dead."""
-CRASH_SETTLES = timedelta(seconds=20)
+CRASH_SETTLES = timedelta(seconds=15)
 LATE_LINES = 3.0
 """Seconds in which the last lines of a run that has ended arrive."""
 
@@ -191,12 +191,10 @@ def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> F
             f"the run {run.id} belongs to no deployment, so no worker can go on with it\n"
             "start what began it once more: it goes on from the last product, training from its last checkpoint"
         )
-    # A worker whose run was killed reports the crash a second time, some seconds later. That would undo what is done
-    # here, and the process that had begun meanwhile would be one too many.
-    first, died = state.message or "", state.timestamp
-    while first.startswith("Process exited") and datetime.now(UTC) - died < CRASH_SETTLES:
-        time.sleep(POLL)
-        first = state_of(client.read_flow_run(run.id)).message or ""
+    # A worker whose run was killed tries to report the crash a second time, some seconds later. That would undo what is
+    # done here, and the process that had begun meanwhile would be one too many.
+    if (state.message or "").startswith("Process exited"):
+        time.sleep(max(0.0, (CRASH_SETTLES - (datetime.now(UTC) - state.timestamp)).total_seconds()))
     _set(client, run, Scheduled(name="AwaitingRetry", message=f"Resumed by {person()}."))
     return client.read_flow_run(run.id)
 
