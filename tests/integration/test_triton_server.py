@@ -223,9 +223,14 @@ def test_a_starter_killed_at_any_instant_leaves_nothing_or_a_recorded_server(pla
         (os.killpg if trial % 2 else os.kill)(starter.pid, signal.SIGKILL)
         starter.wait()
         starter.stdout.close()
-        time.sleep(0.3)  # a launcher that is under way comes to its end
+        time.sleep(0.3)
+
+        def all_is_recorded() -> bool:
+            record = triton.observe(place.record)
+            return processes_naming(place.repository) == ([] if record is None else [record.pid])
+
+        assert eventually(all_is_recorded)  # a launcher that is under way comes to its end
         record = triton.observe(place.record)
-        assert processes_naming(place.repository) == ([] if record is None else [record.pid])
         if record is not None:
             servers += 1
             triton.stop(record, grace=0)
