@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import yaml
 
 pytestmark = pytest.mark.services
 
@@ -144,6 +145,30 @@ def test_an_event_starts_a_run_with_its_parameters(team):
     assert "data.rows" in team.logs(new[0]["id"])
 
 
+def test_a_run_starts_when_another_deployment_has_finished(team, tmp_path):
+    shipped = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    (mnist,) = [each for each in shipped["deployments"] if each["name"] == "mnist"]
+    (trigger,) = [each for each in mnist["triggers"] if each["name"] == "mnist after prepare-data"]
+    trigger |= {"enabled": True, "name": "after tiny"}
+    trigger["match_related"]["prefect.resource.name"] = "tiny"
+    after = {
+        "name": "after",
+        "entrypoint": mnist["entrypoint"],
+        "parameters": {"pipeline": "tiny/pipeline.yaml", "until": "train"},
+        "work_pool": {"name": team.pool},
+        "triggers": [trigger],
+    }
+    pull = [{"prefect.deployments.steps.set_working_directory": {"directory": str(team.root)}}]
+    file = tmp_path / "prefect.yaml"
+    file.write_text(yaml.safe_dump({"pull": pull, "deployments": [after]}))
+    team.sh("prefect", "deploy", "--all", "--prefect-file", file)
+    first = team.start("tiny")
+    team.wait(first, "Completed")
+    team.wait_for(lambda: bool(team.runs_of("after")), timeout=60)
+    team.wait(team.runs_of("after")[0]["id"], "Completed")
+    team.sh("prefect", "deployment", "delete", "train-to-deploy/after")  # other tests' runs shall start nothing
+
+
 def test_drift_is_found_by_the_recipe_and_starts_a_training(team, tmp_path):
     team.sh("prefect", "deploy", "--all", "--prefect-file", ROOT / "prefect.yaml", cwd=ROOT)
     recent = tmp_path / "recent.txt"
@@ -204,6 +229,24 @@ def test_a_run_that_lives_is_not_resumed(team):
     assert "lives on this machine" in refused.stderr
     team.sh("enginehouse", "runs", "cancel", run[:8])
     assert team.state(run) == "Cancelled"
+
+
+def test_a_stage_whose_program_was_killed_is_tried_again(team):
+    recipe = team.pipeline("mortal").with_name("recipe.py")
+    mark = recipe.with_name("killed-once")
+    dies = f"""\
+mark = Path({str(mark)!r})
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), 9)
+"""
+    recipe.write_text(recipe.read_text().replace("return rows(16, 3)", f"{dies}        return rows(16, 3)"))
+    team.deploy(("mortal", "mortal", "validate"))
+    run = team.start("mortal")
+    team.wait(run, "Completed", timeout=180)
+    assert mark.exists()
+    assert "Retry 1/2" in team.logs(run)
+    assert stages(team, "mortal").count("mortal/validate@1") == 1
 
 
 def test_cancel_ends_a_grandchild_that_ignores_being_asked(team):
