@@ -49,12 +49,13 @@ def torchrun_command(
 ) -> tuple[str, ...]:
     """Return what stands before a worker's own command line.
 
-    `--standalone` makes a rendezvous of its own on a free port of this machine, so that two trainings never meet. With
+    `--standalone` makes a rendezvous of its own on a free port of this machine, so that two trainings never meet; its
+    ranks find each other at the loopback address, since a container's host name may lead nowhere. With
     a `meeting` the torchrun that `keeps_store` opens its port, and ends with an error where it is in use; the others
     look for it there. `--no-python` lets the worker's command line name the interpreter with its own options.
     """
     if meeting is None:
-        place: tuple[str, ...] = ("--standalone",)
+        place: tuple[str, ...] = ("--standalone", "--local-addr", "127.0.0.1")
     else:
         conf = f"is_host={str(keeps_store).lower()}" + (f",{meeting.conf}" if meeting.conf else "")
         place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", meeting.endpoint)

@@ -150,3 +150,14 @@ def test_hosts_are_lost_and_come_back_and_the_rendezvous_too(hosts, tmp_path):
     assert len(record.details["history"]) == 40
     resubmitted = [entry["reason"] for entry in record.details["interruptions"] if entry.get("resubmitted")]
     assert resubmitted == ["torchrun was killed by SIGKILL"] or resubmitted[0].startswith("asked to stop")
+
+
+def test_a_machine_whose_own_name_leads_nowhere_trains(tmp_path):
+    """As in a container with the network of its host."""
+    made = Trainee.made(tmp_path / "user")
+    alone = ["unshare", "--uts", "sh", "-c", 'hostname leads-nowhere && exec "$@"', "sh"]
+    run = made.start(around=alone)
+    try:
+        assert run.wait(120) == 0, (made.folder / "orchestrator.log").read_text()[-3000:]
+    finally:
+        run.kill()
