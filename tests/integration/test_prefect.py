@@ -58,7 +58,7 @@ def test_the_checkouts_deployments_are_registered_without_a_question(team):
 
 @pytest.mark.parametrize("kind", ["docker", "kubernetes"])
 def test_the_variants_for_other_pools_are_registered_as_they_are(kind, team):
-    """Registered only: neither a container nor a Job of theirs is started here."""
+    """Registered only; tests/integration/test_docker_pool.py runs the one for docker."""
     team.sh("enginehouse", "runs", "setup", "--pool", f"enginehouse-{kind}", "--type", kind)
     team.sh(
         "env", f"PIPELINES={team.root}", "prefect", "deploy", "--all", "--prefect-file",
