@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from typing import Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
-from flows.cli.console import HomeFolder, Json, home_at, out, print_json
+from flows.cli.console import PORT, HomeFolder, Json, home_at, out, print_json
 from flows.operation import server
 from tasks.artifacts.durable import reported
 from tasks.errors import ConfigError
@@ -13,9 +13,7 @@ from tasks.errors import ConfigError
 
 def up(
     *,
-    port: Annotated[
-        int | None, Parameter(help="Where it listens; a free one if left out.", validator=validators.Number(gt=0))
-    ] = None,
+    port: Annotated[int | None, Parameter(help="Where it listens; a free one if left out.", validator=PORT)] = None,
     worker: Annotated[
         bool, Parameter(negative=(), help=f"Also a worker for the process work pool {server.POOL}.")
     ] = False,

@@ -33,7 +33,7 @@ def connected(home: Home, *, patience: float = 0) -> Iterator[SyncPrefectClient]
     if url is None:
         raise ConfigError(
             Problem(
-                "no Prefect server is named, and none is kept for this home",
+                f"no Prefect server is named, and none is kept for the home {home.root}",
                 hint="enginehouse up starts one; PREFECT_API_URL=http://127.0.0.1:4200/api names one that runs",
             )
         )
@@ -59,17 +59,22 @@ def check_server() -> None:
         raise NotReady(
             f"the Prefect server at {get_current_settings().api.url} does not answer: "
             f"{str(problem) or type(problem).__name__}\n"
-            "PREFECT_API_URL or the Prefect profile names it: start it, or unset the variable for a temporary server"
+            "PREFECT_API_URL or the Prefect profile names it: start it, or name one that runs, such as "
+            "http://127.0.0.1:4200/api; with none named the one of `enginehouse up` is used"
         )
 
 
 @contextmanager
-def refusals(what: str) -> Iterator[None]:
-    """Turn what the server does not find or does not accept into a `ConfigError` with its own words."""
+def refusals(what: str, *, hint: str | None = None) -> Iterator[None]:
+    """Turn what the server does not find or does not accept into a `ConfigError` with its own words.
+
+    `hint`: what to do where it does not find it.
+    """
     try:
         yield
     except ObjectNotFound as error:
-        raise ConfigError(Problem(f"the Prefect server knows no {what}")) from error
+        server = get_current_settings().api.url
+        raise ConfigError(Problem(f"the Prefect server at {server} knows no {what}", hint=hint)) from error
     except PrefectHTTPStatusError as error:
         if error.response.status_code not in (404, 409, 422):
             raise
