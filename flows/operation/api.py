@@ -31,9 +31,11 @@ def connected(home: Home, *, patience: float = 0) -> Iterator[SyncPrefectClient]
     """
     url = server_url(home)
     if url is None:
+        former = server.recorded(home)
+        kept = "none is kept" if former is None else f"the one that was kept is gone (log: {former.log})"
         raise ConfigError(
             Problem(
-                f"no Prefect server is named, and none is kept for the home {home.root}",
+                f"no Prefect server is named, and for the home {home.root} {kept}",
                 hint="enginehouse up starts one; PREFECT_API_URL=http://127.0.0.1:4200/api names one that runs",
             )
         )

@@ -39,6 +39,8 @@ POLL = 0.5
 STARTS_WITHIN = timedelta(minutes=2)
 """A run that a worker has taken, and that has not begun by then, is taken for dead."""
 CRASH_SETTLES = timedelta(seconds=15)
+TAKEN_WITHIN = 30.0
+"""Seconds after which whoever follows a run is told that no worker has taken it: they look every 10 or 15."""
 LATE_LINES = 3.0
 """Seconds in which the last lines of a run that has ended arrive."""
 
@@ -159,8 +161,14 @@ def follow(
     wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
     seen: set[UUID] = set()
     finished, last_look = False, None
+    untaken_since: float | None = time.monotonic()
     while True:
         run = client.read_flow_run(run.id)
+        if state_of(run).type != StateType.SCHEDULED:
+            untaken_since = None
+        elif untaken_since is not None and time.monotonic() - untaken_since > TAKEN_WITHIN:
+            on_line(_untaken(run))
+            untaken_since = None  # told once
         # A run's lines are sent in batches, so that some come late, and some after it has ended.
         for line in client.read_logs(wanted, limit=200, offset=max(0, len(seen) - 100), sort=LogSort.TIMESTAMP_ASC):
             if line.id not in seen:
@@ -172,6 +180,13 @@ def follow(
         if last_look is not None and (finished or time.monotonic() > last_look):
             return run
         time.sleep(POLL)
+
+
+def _untaken(run: FlowRun) -> str:
+    if state_of(run).name == "AwaitingConcurrencySlot":
+        return "it waits for another run of this deployment to end; `enginehouse runs ls` shows it"
+    pool = run.work_pool_name or "its work pool"
+    return f"no worker has taken it yet: `prefect worker start --pool {pool}`, or `enginehouse up --worker`, starts one"
 
 
 def at_rest(state: State[Any]) -> bool:
