@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -26,8 +27,8 @@ def server_url(home: Home) -> str | None:
 def connected(home: Home, *, patience: float = 0) -> Iterator[SyncPrefectClient]:
     """A client of that server, and within the block Prefect's settings to match.
 
-    Raises `ConfigError` where there is none, `NotReady` where it does not answer. `patience` is how many seconds a
-    server may take that was started just now.
+    Raises `ConfigError` where there is none, `NotReady` where it does not answer, or within the block not any more.
+    `patience` is how many seconds a server may take that was started just now.
     """
     url = server_url(home)
     if url is None:
@@ -49,8 +50,14 @@ def connected(home: Home, *, patience: float = 0) -> Iterator[SyncPrefectClient]
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.5)
-        with get_client(sync_client=True) as client:
-            yield client
+        try:
+            with get_client(sync_client=True) as client:
+                yield client
+        except httpx.TransportError as error:
+            raise NotReady(
+                f"the Prefect server at {url} answers no more: {str(error) or type(error).__name__}\n"
+                "what runs goes on for a while; when the server is back, `enginehouse runs ls` tells what became of it"
+            ) from error
 
 
 def check_server() -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
@@ -41,6 +42,8 @@ STARTS_WITHIN = timedelta(minutes=2)
 CRASH_SETTLES = timedelta(seconds=15)
 TAKEN_WITHIN = 30.0
 """Seconds after which whoever follows a run is told that no worker has taken it: they look every 10 or 15."""
+SILENT_FOR = 60.0
+"""Seconds for which a server may be away under a run that is followed."""
 LATE_LINES = 3.0
 """Seconds in which the last lines of a run that has ended arrive."""
 
@@ -162,15 +165,24 @@ def follow(
     seen: set[UUID] = set()
     finished, last_look = False, None
     untaken_since: float | None = time.monotonic()
+    heard = time.monotonic()
     while True:
-        run = client.read_flow_run(run.id)
+        try:
+            run = client.read_flow_run(run.id)
+            lines = client.read_logs(wanted, limit=200, offset=max(0, len(seen) - 100), sort=LogSort.TIMESTAMP_ASC)
+        except httpx.TransportError:  # the run itself outlives a server that restarts
+            if time.monotonic() - heard > SILENT_FOR:
+                raise
+            time.sleep(POLL)
+            continue
+        heard = time.monotonic()
         if state_of(run).type != StateType.SCHEDULED:
             untaken_since = None
         elif untaken_since is not None and time.monotonic() - untaken_since > TAKEN_WITHIN:
             on_line(_untaken(run))
             untaken_since = None  # told once
         # A run's lines are sent in batches, so that some come late, and some after it has ended.
-        for line in client.read_logs(wanted, limit=200, offset=max(0, len(seen) - 100), sort=LogSort.TIMESTAMP_ASC):
+        for line in lines:
             if line.id not in seen:
                 seen.add(line.id)
                 on_line(line.message)

@@ -2,15 +2,18 @@
 
 import os
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from flows import cli
 from flows.operation import runs
+from flows.operation.api import connected
 from flows.operation.notify import channel_of
-from tasks.errors import ConfigError
-from tasks.home import VARIABLE
+from tasks.errors import ConfigError, NotReady
+from tasks.home import VARIABLE, Home
 
 
 def told(capsys, *arguments):
@@ -78,3 +81,35 @@ def test_where_no_server_is_the_home_is_named_in_which_it_was_looked_for(capsys,
     status, message = told(capsys, "runs", "ls")
     assert status == 2
     assert str(home) in message
+
+
+class Health(BaseHTTPRequestHandler):
+    """All that a Prefect server says before it is asked anything."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, *_):
+        pass
+
+
+def ask_when_it_is_gone(home, server):
+    with connected(home) as client:
+        server.shutdown()
+        server.server_close()
+        runs.find(client, "12345678")
+
+
+def test_a_server_that_goes_away_under_a_command_is_named(home, monkeypatch):
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/api"
+        with (
+            temporary_settings({PREFECT_API_URL: url}),
+            pytest.raises(NotReady, match=f"{url} answers no more"),
+        ):
+            ask_when_it_is_gone(Home(home), server)
