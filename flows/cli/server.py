@@ -25,10 +25,10 @@ def up(
     with reported(room.root, "the home"):
         found, started = server.up(room, port=port, worker=worker)
     if as_json:
-        print_json({"started": started, "processes": [asdict(process) for process in found]})
+        print_json({"started": bool(started), "processes": [asdict(process) for process in found]})
         return
-    told = "runs now" if started else "runs already"
     for process in found:
+        told = "runs now" if process.name in started else "runs already"
         place = f"{process.ui} (API {process.url})" if process.name == "server" else f"for the work pool {server.POOL}"
         out.print(f"Prefect {process.name} {told}: {place}, pid {process.pid}", markup=False, soft_wrap=True)
     out.print(f"for other programs: export PREFECT_API_URL={found[0].url}", markup=False, soft_wrap=True)

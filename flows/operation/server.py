@@ -81,17 +81,18 @@ def kept(home: Home, name: Name = "server") -> Kept | None:
     return record if record is not None and record.lives else None
 
 
-def up(home: Home, *, port: int | None = None, worker: bool = False) -> tuple[list[Kept], bool]:
-    """Start the server of this home, and a worker if wanted, unless they run; returns both, and whether one was new.
+def up(home: Home, *, port: int | None = None, worker: bool = False) -> tuple[list[Kept], set[Name]]:
+    """Start the server of this home, and a worker if wanted, unless they run; returns both, and which are new.
 
     Raises `Refused` where it runs on another port than `port`, or something else has that port; `NotReady` where it
     does not come up. A server that died comes back on its port, where that is free; a worker of another one goes.
     """
     with _alone(home):
         server = kept(home)
-        started = server is None
+        started: set[Name] = set()
         if server is None:
             server = _start_server(home, port)
+            started.add("server")
         elif port is not None and server.url != _url(port):
             raise Refused(
                 f"the Prefect server of this home runs at {server.ui} already\nend it first: enginehouse down"
@@ -104,7 +105,8 @@ def up(home: Home, *, port: int | None = None, worker: bool = False) -> tuple[li
             _end(hand)
             hand, worker = None, True
         if worker and hand is None:
-            hand, started = _start_worker(home, server), True
+            hand = _start_worker(home, server)
+            started.add("worker")
         return [*found, *([] if hand is None else [hand])], started
 
 

@@ -107,7 +107,7 @@ def test_a_server_comes_back_where_the_one_was_that_died(home, python, monkeypat
     monkeypatch.setattr(server, "await_answer", lambda *_: None)
     try:
         found, new = server.up(home)
-        assert (found[0].port, new) == (port, True)
+        assert (found[0].port, new) == (port, {"server"})
     finally:
         server.down(home)
 
@@ -123,7 +123,7 @@ def test_a_worker_of_a_server_that_died_is_replaced(home, python):
     try:
         assert left.wait(10) != 0
         assert found[0] == present
-        assert (found[1].name, found[1].url, new) == ("worker", present.url, True)
+        assert (found[1].name, found[1].url, new) == ("worker", present.url, {"worker"})
     finally:
         server._end(found[1])
 
