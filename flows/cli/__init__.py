@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run(tokens)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        message = "everything that the run had started has ended; the next run goes on from here"
+        message = "everything that it had started has ended; the same again goes on from here"
         _fail(tokens, kind="interrupted", message=message, exit_status=INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has had enough, as `head` does
         _abandon_output()

@@ -17,7 +17,7 @@ from flows.cli.setup import doctor, engine, init
 EXIT_STATUS = """\
 Exit status:
   0    done
-  1    an error of programming in Enginehouse: please report it
+  1    a run on a Prefect server crashed or was cancelled; else an error in Enginehouse: please report it
   2    configuration: the pipeline file, the recipe or the command line is wrong
   3    a tool is missing
   4    a command failed

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.console import RenderableType
 
 from flows import show
@@ -29,6 +29,7 @@ Overrides = Annotated[
         help="Set a field in place of the file's: field.sub=value. May be repeated.",
     ),
 ]
+PORT = validators.Number(gt=0, lte=65535)
 HomeFolder = Annotated[
     Path | None,
     Parameter(name="--home", help="The folder with the store; found from the current folder if left out."),

@@ -1,15 +1,16 @@
 """The commands `enginehouse metrics`."""
 
+import errno
 import sys
 from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
-from flows.cli.console import HomeFolder, home_at, out
-from tasks.errors import Refused
+from flows.cli.console import PORT, HomeFolder, home_at, out
+from tasks.errors import ConfigError, Problem, Refused
 from tasks.toolchain import processes
 
-PORT = 9847
+DEFAULT_PORT = 9847
 """Of no other exporter's that is well known."""
 
 metrics = App(name="metrics", help="Numbers for Prometheus.")
@@ -18,7 +19,7 @@ metrics = App(name="metrics", help="Numbers for Prometheus.")
 @metrics.command
 def serve(
     *,
-    port: Annotated[int, Parameter(help="Where it listens.", validator=validators.Number(gt=0))] = PORT,
+    port: Annotated[int, Parameter(help="Where it listens.", validator=PORT)] = DEFAULT_PORT,
     host: Annotated[str, Parameter(help="The address; others than this machine's own see it too.")] = "127.0.0.1",
     interval: Annotated[
         float, Parameter(help="Seconds between two looks at the sources.", validator=validators.Number(gte=1))
@@ -30,11 +31,17 @@ def serve(
 
     from flows.operation.exporter import Exporter
 
-    if not processes.is_free(port, host):
-        who = processes.listener(port)
-        raise Refused(f"port {port} is taken{f' by {who}' if who else ''}\nname another one with --port")
     exporter = Exporter(home_at(home))
-    start_http_server(port, addr=host, registry=exporter.registry())
+    try:
+        start_http_server(port, addr=host, registry=exporter.registry())
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            who = processes.listener(port)
+            told = f"port {port} is taken{f' by {who}' if who else ''}\nname another one with --port"
+            raise Refused(told) from error
+        told = f"nothing can listen at {host}:{port}: {error.strerror}"
+        hint = "--host names an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
+        raise ConfigError(Problem(told, hint=hint)) from error
     out.print(f"metrics of {exporter.home.root} at http://{host}:{port}/metrics", markup=False, soft_wrap=True)
     exporter.keep_fresh(interval).join()
 

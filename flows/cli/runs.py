@@ -2,10 +2,11 @@
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 from cyclopts import App, Parameter, validators
 
@@ -41,7 +42,10 @@ def runs_setup(
 def runs_ls(
     *,
     state: Annotated[
-        Sequence[str], Parameter(negative=(), show_default=False, help="Only in this state. May be repeated.")
+        Sequence[str],
+        Parameter(
+            negative=(), show_default=False, help="Only in this state, such as Suspended or crashed. May be repeated."
+        ),
     ] = (),
     limit: Annotated[int, Parameter(help="How many at most.", validator=validators.Number(gte=1, lte=200))] = 20,
     as_json: Json = False,
@@ -54,6 +58,9 @@ def runs_ls(
         rows = listing(client, states=state, limit=limit)
     if as_json:
         print_json(rows)
+        return
+    if not rows:
+        _say("no run is in that state" if state else "there are no runs")
         return
     lines = [
         [
@@ -127,10 +134,12 @@ def runs_start(
     from flows.operation.api import connected
     from flows.operation.summary import summary as summary_of
 
+    if summary is not None and not follow:
+        raise ConfigError("--summary tells how the run has ended: leave out --no-follow")
     given = _parameters(parameters)
     if overrides:
         given["overrides"] = list(overrides)
-    with connected(home_at(None)) as client:
+    with connected(home_at(None)) as client, _opened(summary) as page:
         run = acts.start(client, deployment, given)
         err.print(f"{deployment}: run {run.id} is queued", style="dim")
         if follow:
@@ -143,9 +152,8 @@ def runs_start(
                 raise
             finally:
                 signal.signal(signal.SIGTERM, before)
-                if summary is not None:
-                    with summary.open("a", encoding="utf-8") as file:
-                        file.write(summary_of(client, client.read_flow_run(run.id), deployment) + "\n")
+                if page is not None:
+                    page.write(summary_of(client, client.read_flow_run(run.id), deployment) + "\n")
         state = acts.state_of(run)
         error = acts.raised(state) if follow and not state.is_paused() else None
         if error is not None:
@@ -211,6 +219,21 @@ def _decide(text: str, *, approve: bool, reason: str | None, by: str | None, as_
         run = acts.find(client, text)
         acts.decide(client, run, approve=approve, by=by, reason=reason)
         _told(acts.described(client.read_flow_run(run.id)), "is approved" if approve else "is rejected", as_json)
+
+
+@contextmanager
+def _opened(summary: Path | None) -> Iterator[TextIO | None]:
+    """The file of the summary, opened before the run: one that cannot be written shall cost no training."""
+    if summary is None:
+        yield None
+        return
+    try:
+        page = summary.open("a", encoding="utf-8")
+    except OSError as error:
+        told = f"--summary {summary}: cannot be written: {error.strerror}"
+        raise ConfigError(Problem(told, hint="name a file in a folder that is there")) from error
+    with page:
+        yield page
 
 
 def _parameters(given: Sequence[str]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from typing import Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
-from flows.cli.console import HomeFolder, Json, home_at, out, print_json
+from flows.cli.console import PORT, HomeFolder, Json, home_at, out, print_json
 from flows.operation import server
 from tasks.artifacts.durable import reported
 from tasks.errors import ConfigError
@@ -13,9 +13,7 @@ from tasks.errors import ConfigError
 
 def up(
     *,
-    port: Annotated[
-        int | None, Parameter(help="Where it listens; a free one if left out.", validator=validators.Number(gt=0))
-    ] = None,
+    port: Annotated[int | None, Parameter(help="Where it listens; a free one if left out.", validator=PORT)] = None,
     worker: Annotated[
         bool, Parameter(negative=(), help=f"Also a worker for the process work pool {server.POOL}.")
     ] = False,
@@ -27,10 +25,10 @@ def up(
     with reported(room.root, "the home"):
         found, started = server.up(room, port=port, worker=worker)
     if as_json:
-        print_json({"started": started, "processes": [asdict(process) for process in found]})
+        print_json({"started": bool(started), "processes": [asdict(process) for process in found]})
         return
-    told = "runs now" if started else "runs already"
     for process in found:
+        told = "runs now" if process.name in started else "runs already"
         place = f"{process.ui} (API {process.url})" if process.name == "server" else f"for the work pool {server.POOL}"
         out.print(f"Prefect {process.name} {told}: {place}, pid {process.pid}", markup=False, soft_wrap=True)
     out.print(f"for other programs: export PREFECT_API_URL={found[0].url}", markup=False, soft_wrap=True)

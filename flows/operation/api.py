@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -26,14 +27,16 @@ def server_url(home: Home) -> str | None:
 def connected(home: Home, *, patience: float = 0) -> Iterator[SyncPrefectClient]:
     """A client of that server, and within the block Prefect's settings to match.
 
-    Raises `ConfigError` where there is none, `NotReady` where it does not answer. `patience` is how many seconds a
-    server may take that was started just now.
+    Raises `ConfigError` where there is none, `NotReady` where it does not answer, or within the block not any more.
+    `patience` is how many seconds a server may take that was started just now.
     """
     url = server_url(home)
     if url is None:
+        former = server.recorded(home)
+        kept = "none is kept" if former is None else f"the one that was kept is gone (log: {former.log})"
         raise ConfigError(
             Problem(
-                "no Prefect server is named, and none is kept for this home",
+                f"no Prefect server is named, and for the home {home.root} {kept}",
                 hint="enginehouse up starts one; PREFECT_API_URL=http://127.0.0.1:4200/api names one that runs",
             )
         )
@@ -47,8 +50,14 @@ def connected(home: Home, *, patience: float = 0) -> Iterator[SyncPrefectClient]
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.5)
-        with get_client(sync_client=True) as client:
-            yield client
+        try:
+            with get_client(sync_client=True) as client:
+                yield client
+        except httpx.TransportError as error:
+            raise NotReady(
+                f"the Prefect server at {url} answers no more: {str(error) or type(error).__name__}\n"
+                "what runs goes on for a while; when the server is back, `enginehouse runs ls` tells what became of it"
+            ) from error
 
 
 def check_server() -> None:
@@ -59,17 +68,22 @@ def check_server() -> None:
         raise NotReady(
             f"the Prefect server at {get_current_settings().api.url} does not answer: "
             f"{str(problem) or type(problem).__name__}\n"
-            "PREFECT_API_URL or the Prefect profile names it: start it, or unset the variable for a temporary server"
+            "PREFECT_API_URL or the Prefect profile names it: start it, or name one that runs, such as "
+            "http://127.0.0.1:4200/api; with none named the one of `enginehouse up` is used"
         )
 
 
 @contextmanager
-def refusals(what: str) -> Iterator[None]:
-    """Turn what the server does not find or does not accept into a `ConfigError` with its own words."""
+def refusals(what: str, *, hint: str | None = None) -> Iterator[None]:
+    """Turn what the server does not find or does not accept into a `ConfigError` with its own words.
+
+    `hint`: what to do where it does not find it.
+    """
     try:
         yield
     except ObjectNotFound as error:
-        raise ConfigError(Problem(f"the Prefect server knows no {what}")) from error
+        server = get_current_settings().api.url
+        raise ConfigError(Problem(f"the Prefect server at {server} knows no {what}", hint=hint)) from error
     except PrefectHTTPStatusError as error:
         if error.response.status_code not in (404, 409, 422):
             raise

@@ -1,6 +1,8 @@
 """Registers the automations of containers/monitoring/notifications.yml for a webhook or an e-mail address."""
 
+import logging
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from prefect.blocks.abstract import NotificationBlock
@@ -51,20 +53,29 @@ def automations(block: str) -> list[dict[str, Any]]:
 
 def channel_of(url: str) -> NotificationBlock:
     """What sends to `url`: a webhook gets JSON; any other scheme is Apprise's, such as `mailtos://`."""
-    if url.startswith(("http://", "https://")):
+    if url.startswith(("http://", "https://")) and _names_host(url):
         message = {"subject": "{{subject}}", "body": "{{body}}"}
         return CustomWebhookNotificationBlock(name=BLOCK, url=url, method="POST", json_data=message)
     import apprise
 
-    if not apprise.Apprise().add(url):
+    logging.getLogger("apprise").setLevel(logging.CRITICAL)  # ours names the mend, and hides passwords
+    if url.startswith(("http://", "https://")) or not apprise.Apprise().add(url):
+        scheme, colon, _ = url.partition(":")
         raise ConfigError(
             Problem(
-                f"nothing can be sent to {url.partition('://')[0]}://…",
+                f"nothing can be sent to {scheme}{'://…' if colon else ''}",
                 hint="https://… for a webhook, mailtos://user:password@smtp.example.com?to=ann@example.com for e-mail",
             )
         )
     # Of Prefect's blocks this one hands an address that is not Slack's on to Apprise, whatever its scheme.
     return SlackWebhook(url=url)
+
+
+def _names_host(url: str) -> bool:
+    try:
+        return bool(urlsplit(url).hostname)
+    except ValueError:  # such as a bracket that is not closed
+        return False
 
 
 def _forget(client: SyncPrefectClient, name: str) -> bool:

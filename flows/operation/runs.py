@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     FlowRunFilter,
     FlowRunFilterState,
-    FlowRunFilterStateType,
     LogFilter,
     LogFilterFlowRunId,
 )
@@ -40,13 +40,27 @@ POLL = 0.5
 STARTS_WITHIN = timedelta(minutes=2)
 """A run that a worker has taken, and that has not begun by then, is taken for dead."""
 CRASH_SETTLES = timedelta(seconds=15)
+TAKEN_WITHIN = 30.0
+"""Seconds after which whoever follows a run is told that no worker has taken it: they look every 10 or 15."""
+SILENT_FOR = 60.0
+"""Seconds for which a server may be away under a run that is followed."""
 LATE_LINES = 3.0
 """Seconds in which the last lines of a run that has ended arrive."""
+
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut")
+WAITS = ("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Late", "AwaitingConcurrencySlot", "Resuming")
+"""A run in one of these states has no process that could give a sign of life."""
+NAMES = (*ENDS, *WAITS, "Running", "Retrying", "Pending", "Submitting", "Cancelling")
+"""What Prefect calls the states that our runs come through; one type of state has several names."""
 
 UNDER_WAY = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
 AGAIN = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
 
 _SHORT = re.compile(r"[0-9a-f]{4,}(-[0-9a-f-]*)?")
+_LONG = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_DEPLOYMENTS = (
+    "`prefect deployment ls` shows those there are, `prefect deploy --all` beside a prefect.yaml registers more"
+)
 _FINISHED = "Finished in state"
 """In the last line of a run that was not ended from outside."""
 _RAISED = re.compile(r"exception: (\w+): ")
@@ -61,14 +75,23 @@ def listing(client: SyncPrefectClient, *, states: Sequence[str] = (), limit: int
     """The newest runs, newest first."""
     wanted = None
     if states:
-        known = {kind.value.lower(): kind for kind in StateType}
-        if unknown := [state for state in states if state.lower() not in known]:
-            raise ConfigError(Problem(f"no state {unknown[0]}", hint=f"one of {', '.join(known)}"))
-        types = [known[state.lower()] for state in states]
-        wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)))
+        wanted = FlowRunFilter(state=_in(states))
     runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=limit)
     named = names_of_deployments(client, {run.deployment_id for run in runs if run.deployment_id})
     return [described(run, named) for run in runs]
+
+
+def _in(states: Sequence[str]) -> FlowRunFilterState:
+    """What picks runs in these states, each by its name as `listing` shows it or by its type."""
+    types = {kind.value.lower(): kind for kind in StateType}
+    names = {name.lower(): name for name in NAMES if name.lower() not in types}
+    if unknown := [state for state in states if state.lower() not in {*types, *names}]:
+        raise ConfigError(Problem(f"no state {unknown[0]}", hint=f"one of {', '.join([*types, *names])}"))
+    either = {
+        "type": {"any_": [types[state.lower()] for state in states if state.lower() in types]},
+        "name": {"any_": [names[state.lower()] for state in states if state.lower() in names]},
+    }
+    return FlowRunFilterState.model_validate({**either, "operator": "or_"})
 
 
 def names_of_deployments(client: SyncPrefectClient, ids: set[UUID]) -> Mapping[UUID, str]:
@@ -101,24 +124,30 @@ def described(run: FlowRun, deployments: Mapping[UUID, str] | None = None) -> di
 
 def find(client: SyncPrefectClient, text: str) -> FlowRun:
     """The run with that id, or the only recent one whose id begins so. Raises `ConfigError`."""
+    text, hint = text.lower(), "`enginehouse runs ls` shows them"
     if not _SHORT.fullmatch(text):
-        raise ConfigError(Problem(f"{text} is no id of a run", hint="`enginehouse runs ls` shows them"))
-    if len(text) == 36:
-        with refusals(f"run {text}"):
+        raise ConfigError(Problem(f"{text} is no id of a run", hint=f"4 characters or more of one; {hint}"))
+    if _LONG.fullmatch(text):
+        with refusals(f"run {text}", hint=hint):
             return client.read_flow_run(UUID(text))
     recent = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=200)
     found = [run for run in recent if str(run.id).startswith(text)]
     if len(found) != 1:
         what = "no recent run" if not found else f"{len(found)} runs"
-        raise ConfigError(
-            Problem(f"{what} with an id that begins with {text}", hint="`enginehouse runs ls` shows them")
-        )
+        raise ConfigError(Problem(f"{what} with an id that begins with {text}", hint=hint))
     return found[0]
 
 
 def start(client: SyncPrefectClient, deployment: str, parameters: Mapping[str, Any]) -> FlowRun:
     """Queue a run of a deployment. Raises `ConfigError` naming the parameter that its schema refuses."""
-    with refusals(f"deployment {deployment}"):
+    if deployment.count("/") != 1:
+        raise ConfigError(
+            Problem(
+                f"{deployment} is no name of a deployment: expected FLOW/NAME",
+                hint=f"such as train-to-deploy/{deployment.rpartition('/')[2] or 'digits'}; {_DEPLOYMENTS}",
+            )
+        )
+    with refusals(f"deployment {deployment}", hint=_DEPLOYMENTS):
         found = client.read_deployment_by_name(deployment)
     known = dict(found.parameter_openapi_schema or {}).get("properties", {})
     for name in parameters:  # the server takes what it does not know, and the flow then fails on it
@@ -135,10 +164,25 @@ def follow(
     wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
     seen: set[UUID] = set()
     finished, last_look = False, None
+    untaken_since: float | None = time.monotonic()
+    heard = time.monotonic()
     while True:
-        run = client.read_flow_run(run.id)
+        try:
+            run = client.read_flow_run(run.id)
+            lines = client.read_logs(wanted, limit=200, offset=max(0, len(seen) - 100), sort=LogSort.TIMESTAMP_ASC)
+        except httpx.TransportError:  # the run itself outlives a server that restarts
+            if time.monotonic() - heard > SILENT_FOR:
+                raise
+            time.sleep(POLL)
+            continue
+        heard = time.monotonic()
+        if state_of(run).type != StateType.SCHEDULED:
+            untaken_since = None
+        elif untaken_since is not None and time.monotonic() - untaken_since > TAKEN_WITHIN:
+            on_line(_untaken(run))
+            untaken_since = None  # told once
         # A run's lines are sent in batches, so that some come late, and some after it has ended.
-        for line in client.read_logs(wanted, limit=200, offset=max(0, len(seen) - 100), sort=LogSort.TIMESTAMP_ASC):
+        for line in lines:
             if line.id not in seen:
                 seen.add(line.id)
                 on_line(line.message)
@@ -148,6 +192,13 @@ def follow(
         if last_look is not None and (finished or time.monotonic() > last_look):
             return run
         time.sleep(POLL)
+
+
+def _untaken(run: FlowRun) -> str:
+    if state_of(run).name == "AwaitingConcurrencySlot":
+        return "it waits for another run of this deployment to end; `enginehouse runs ls` shows it"
+    pool = run.work_pool_name or "its work pool"
+    return f"no worker has taken it yet: `prefect worker start --pool {pool}`, or `enginehouse up --worker`, starts one"
 
 
 def at_rest(state: State[Any]) -> bool:

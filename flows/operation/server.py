@@ -60,6 +60,11 @@ class Kept:
         return self.url.removesuffix("/api")
 
     @property
+    def port(self) -> int:
+        """Where the server listens."""
+        return int(self.ui.rpartition(":")[2])
+
+    @property
     def lives(self) -> bool:
         """Whether that process runs; what it answers is another question."""
         return self.boot_id == processes.boot_id() and self.start_time == processes.start_time(self.pid)
@@ -72,24 +77,22 @@ def folder(home: Home) -> Path:
 
 def kept(home: Home, name: Name = "server") -> Kept | None:
     """The process that `up` has started, if it lives. Milliseconds."""
-    try:
-        record = Kept(**json.loads(_record(home, name).read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):  # none, or cut by a crash: `up` writes it anew
-        return None
-    return record if record.lives else None
+    record = recorded(home, name)
+    return record if record is not None and record.lives else None
 
 
-def up(home: Home, *, port: int | None = None, worker: bool = False) -> tuple[list[Kept], bool]:
-    """Start the server of this home, and a worker if wanted, unless they run; returns both, and whether one was new.
+def up(home: Home, *, port: int | None = None, worker: bool = False) -> tuple[list[Kept], set[Name]]:
+    """Start the server of this home, and a worker if wanted, unless they run; returns both, and which are new.
 
     Raises `Refused` where it runs on another port than `port`, or something else has that port; `NotReady` where it
-    does not come up.
+    does not come up. A server that died comes back on its port, where that is free; a worker of another one goes.
     """
     with _alone(home):
         server = kept(home)
-        started = server is None
+        started: set[Name] = set()
         if server is None:
             server = _start_server(home, port)
+            started.add("server")
         elif port is not None and server.url != _url(port):
             raise Refused(
                 f"the Prefect server of this home runs at {server.ui} already\nend it first: enginehouse down"
@@ -98,8 +101,12 @@ def up(home: Home, *, port: int | None = None, worker: bool = False) -> tuple[li
             await_answer(server.url, lambda: server.lives, Path(server.log))
         found = [server]
         hand = kept(home, "worker")
+        if hand is not None and hand.url != server.url:  # of a server that died: nothing would reach it any more
+            _end(hand)
+            hand, worker = None, True
         if worker and hand is None:
-            hand, started = _start_worker(home, server), True
+            hand = _start_worker(home, server)
+            started.add("worker")
         return [*found, *([] if hand is None else [hand])], started
 
 
@@ -113,8 +120,7 @@ def down(home: Home) -> list[Kept]:
         for name in names:
             process = kept(home, name)
             if process is not None:
-                processes.end(process.pid, process.start_time, grace=30)
-                processes.end_session(process.pid)
+                _end(process)
                 ended.append(process)
             _record(home, name).unlink(missing_ok=True)
         return ended
@@ -182,7 +188,10 @@ def temporary(log: Path, environment: Mapping[str, str]) -> Iterator[tuple[str, 
 
 
 def _start_server(home: Home, port: int | None) -> Kept:
-    if port is None:
+    former = recorded(home, "server")
+    if port is None and former is not None and processes.is_free(former.port):
+        port = former.port  # of one that died: its worker and other programs know it by that
+    elif port is None:
         (port,) = processes.find_free_ports(1)
     elif not processes.is_free(port):
         who = processes.listener(port)
@@ -192,12 +201,11 @@ def _start_server(home: Home, port: int | None) -> Kept:
     environment = {**QUIET, "PREFECT_SERVER_DATABASE_CONNECTION_URL": database, **os.environ, "PREFECT_HOME": str(room)}
     log = room / "server.log"
     process = launch(port, log, environment, detached=True)
-    server = _write(home, "server", process.pid, _url(port), log)
     try:
+        server = _write(home, "server", process.pid, _url(port), log)
         await_answer(server.url, lambda: process.poll() is None, log)
     except BaseException:
-        processes.end(server.pid, server.start_time, grace=5)
-        _record(home, "server").unlink(missing_ok=True)
+        _discard(home, "server", process)
         raise
     return server
 
@@ -217,7 +225,27 @@ def _start_worker(home: Home, server: Kept) -> Kept:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return _write(home, "worker", process.pid, server.url, log)
+    try:
+        return _write(home, "worker", process.pid, server.url, log)
+    except BaseException:
+        _discard(home, "worker", process)
+        raise
+
+
+def _discard(home: Home, name: Name, process: subprocess.Popen[bytes]) -> None:
+    """End what has not come up, or could not be recorded: nobody would find it again."""
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _record(home, name).unlink(missing_ok=True)
+
+
+def _end(process: Kept) -> None:
+    processes.end(process.pid, process.start_time, grace=30)
+    processes.end_session(process.pid)
 
 
 def _write(home: Home, name: Name, pid: int, url: str, log: Path) -> Kept:
@@ -233,6 +261,14 @@ def _write(home: Home, name: Name, pid: int, url: str, log: Path) -> Kept:
     partial.write_text(json.dumps(asdict(record)) + "\n")
     partial.replace(file)
     return record
+
+
+def recorded(home: Home, name: Name = "server") -> Kept | None:
+    """What was written down of the process that `up` has started last, whether it lives or not."""
+    try:
+        return Kept(**json.loads(_record(home, name).read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):  # none, or cut by a crash: `up` writes it anew
+        return None
 
 
 def _record(home: Home, name: Name) -> Path:

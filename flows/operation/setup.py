@@ -12,14 +12,11 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
-from flows.operation.runs import HEARTBEAT, MISSED
+from flows.operation.runs import ENDS, HEARTBEAT, MISSED, WAITS
 from tasks.errors import ConfigError, Problem
 
 POOL = "enginehouse"
 DEAD_RUNS = "enginehouse: mark dead runs as crashed"
-ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut")
-WAITS = ("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Late", "AwaitingConcurrencySlot", "Resuming")
-"""A run in one of these states has no process that could give a sign of life."""
 
 
 def set_up(client: SyncPrefectClient, *, pool: str = POOL, kind: str = "process") -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -97,6 +98,54 @@ def test_the_commands_name_a_bad_parameter(team):
     assert "field 'until'" in refused.stderr
     refused = team.sh("enginehouse", "runs", "start", "train-to-deploy/tiny", "--param", "untill=train", status=2)
     assert "no parameter untill" in refused.stderr
+    lost = team.root / "nowhere" / "summary.md"
+    before = len(team.runs_of("tiny"))
+    refused = team.sh("enginehouse", "runs", "start", "train-to-deploy/tiny", "--summary", lost, status=2)
+    assert str(lost) in refused.stderr
+    assert len(team.runs_of("tiny")) == before, "a summary that cannot be written costs no run"
+
+
+def test_what_is_not_there_is_named_with_what_to_do(team):
+    from prefect.client.orchestration import SyncPrefectClient
+
+    from flows.operation import runs
+    from tasks.errors import ConfigError
+
+    run = team.start("tiny")
+    with SyncPrefectClient(team.url, httpx_settings={"trust_env": False}) as client:
+        for text in ("0" * 36, "0000----", "ffffffff", str(uuid.uuid4())):
+            with pytest.raises(ConfigError, match="runs ls"):
+                runs.find(client, text)
+        assert str(runs.find(client, run.upper()).id) == run
+        with pytest.raises(ConfigError, match="prefect deploy"):
+            runs.start(client, "train-to-deploy/nothing", {})
+
+        # By the name that is shown, by the type behind it, or either.
+        team.wait(run, "Completed")
+        for states in (["Completed"], ["completed", "Suspended"], ["SUSPENDED", "completed"]):
+            assert run in {row["id"] for row in runs.listing(client, states=states)}
+        assert run not in {row["id"] for row in runs.listing(client, states=["Suspended", "failed"])}
+        with pytest.raises(ConfigError, match="suspended"):
+            runs.listing(client, states=["asleep"])
+
+
+def test_who_follows_a_run_that_no_worker_takes_is_told_once(team, monkeypatch):
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.states import Scheduled
+
+    from flows.operation import runs
+
+    monkeypatch.setattr(runs, "TAKEN_WITHIN", 0)
+    monkeypatch.setattr(runs, "LATE_LINES", 1.5)
+    with SyncPrefectClient(team.url, httpx_settings={"trust_env": False}) as client:
+        deployment = client.read_deployment_by_name("train-to-deploy/tiny")
+        later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
+        run = client.create_flow_run_from_deployment(deployment.id, state=later)
+        lines: list[str] = []
+        runs.follow(client, run, lines.append, until=lambda _: bool(lines))
+        runs.cancel(client, run)
+    (told,) = lines
+    assert "prefect worker start --pool enginehouse" in told
 
 
 def test_a_run_that_ci_starts_is_followed_and_the_second_one_has_nothing_to_do(team, tmp_path):
