@@ -41,7 +41,8 @@ def test_the_command_is_torchruns_with_a_rendezvous_of_its_own(tmp_path):
     planned = step(site(tmp_path, nproc_per_node=2, num_threads=3, max_restarts=5))
     line = shlex.join(planned.argv[1:])
     assert line.startswith(
-        "-I -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nnodes 1 --nproc-per-node 2 --max-restarts 5 --no-python -- "
+        "-I -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nnodes 1 --nproc-per-node 2 "
+        "--max-restarts 5 --no-python -- "
     )
     assert line.endswith(f"bootstrap.py train {tmp_path}/work/train.json")
     assert planned.env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
