@@ -288,6 +288,14 @@ def cancel(client: SyncPrefectClient, run: FlowRun, *, within: float = GRACE) ->
         raise Refused(f"the run {run.id} has ended: {state_of(run).name}")
     if state_of(run).type != StateType.CANCELLING:
         _set(client, run, Cancelling(message=f"Cancelled by {person()}."), force=False)
+    try:
+        return _wait_cancelled(client, run, within)
+    except KeyboardInterrupt:
+        told = f"the run {run.id} was asked to end, and may not have ended yet: `enginehouse runs show {run.id}` tells"
+        raise KeyboardInterrupt(told) from None
+
+
+def _wait_cancelled(client: SyncPrefectClient, run: FlowRun, within: float) -> FlowRun:
     deadline = time.monotonic() + within
     while not state_of(run := client.read_flow_run(run.id)).is_final():
         if time.monotonic() > deadline:

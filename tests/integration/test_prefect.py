@@ -129,6 +129,22 @@ def test_what_is_not_there_is_named_with_what_to_do(team):
             runs.listing(client, states=["asleep"])
 
 
+def test_whoever_stops_waiting_for_a_cancellation_is_told_that_it_goes_on(team, monkeypatch):
+    from prefect.client.orchestration import SyncPrefectClient
+
+    from flows.operation import runs
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with SyncPrefectClient(team.url, httpx_settings={"trust_env": False}) as client:
+        run = runs.find(client, team.start("tiny", "train.seed=99"))
+        monkeypatch.setattr(runs, "_wait_cancelled", interrupt)
+        with pytest.raises(KeyboardInterrupt, match=f"runs show {run.id}"):
+            runs.cancel(client, run)
+    team.wait(str(run.id), "Cancelled")
+
+
 def test_who_follows_a_run_that_no_worker_takes_is_told_once(team, monkeypatch):
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.states import Scheduled
