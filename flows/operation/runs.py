@@ -54,6 +54,7 @@ NAMES = (*ENDS, *WAITS, "Running", "Retrying", "Pending", "Submitting", "Cancell
 """What Prefect calls the states that our runs come through; one type of state has several names."""
 
 UNDER_WAY = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
+WITHOUT_PROCESS = (StateType.SCHEDULED, StateType.PAUSED)
 AGAIN = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
 
 _SHORT = re.compile(r"[0-9a-f]{4,}(-[0-9a-f-]*)?")
@@ -286,7 +287,9 @@ def cancel(client: SyncPrefectClient, run: FlowRun, *, within: float = GRACE) ->
     """
     if state_of(run).is_final():
         raise Refused(f"the run {run.id} has ended: {state_of(run).name}")
-    if state_of(run).type != StateType.CANCELLING:
+    if state_of(run).type in WITHOUT_PROCESS:  # nobody would answer to `Cancelling`
+        _set(client, run, Cancelled(message=f"Cancelled by {person()} before it went on."), force=False)
+    elif state_of(run).type != StateType.CANCELLING:
         _set(client, run, Cancelling(message=f"Cancelled by {person()}."), force=False)
     try:
         return _wait_cancelled(client, run, within)
