@@ -238,6 +238,12 @@ def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> F
         raise Refused(f"the run {run.id} waits for approval: `enginehouse runs approve {run.id}`, or reject")
     elif state.type not in AGAIN:
         raise Refused(f"the run {run.id} is {state.name}: there is nothing to resume")
+    ended = raised(state)
+    if ended is not None and ended.kind == errors.Rejected.kind:
+        raise Refused(
+            f"the run {run.id} was rejected, and the answer stays with it\n"
+            "start another, which asks again: `enginehouse runs start`"
+        )
     if run.deployment_id is None:
         raise Refused(
             f"the run {run.id} belongs to no deployment, so no worker can go on with it\n"

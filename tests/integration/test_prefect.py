@@ -13,6 +13,8 @@ import psutil
 import pytest
 import yaml
 
+from tasks.errors import Refused
+
 pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).parents[2]
@@ -388,6 +390,8 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     team.api("POST", f"/flow_runs/{other}/resume", answer)
     ended = team.wait(other, "Failed", timeout=180)
     assert "Rejected: asked/release@2 was rejected by a tester: not today" in ended["state"]["message"]
+    with pytest.raises(Refused, match="asks again"):  # it would be rejected again, unasked
+        team.resume(other)
     assert [row["state"] for row in team.json("releases", "ls", "asked")] == ["champion", "candidate"]
 
     # One that nobody answers.
