@@ -77,6 +77,7 @@ def _read(file: Path) -> str:
 
 def _near(file: Path) -> str | None:
     found = sorted(path.name for pattern in ("*.yaml", "*.yml") for path in file.parent.glob(pattern))
+    found = [name for name in found if name != "prefect.yaml"]  # beside each pipeline, and never one
     near = difflib.get_close_matches(file.name, found, n=1, cutoff=0.5)
     if near or len(found) == 1:
         return f"did you mean {(near or found)[0]}?"

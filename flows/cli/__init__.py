@@ -16,8 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _run(tokens)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        message = "everything that it had started has ended; the same again goes on from here"
+    except KeyboardInterrupt as interrupt:
+        message = str(interrupt) or "everything that it had started has ended; the same again goes on from here"
         _fail(tokens, kind="interrupted", message=message, exit_status=INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has had enough, as `head` does
         _abandon_output()

@@ -13,6 +13,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from flows.operation import server
+from tasks.artifacts.durable import reported
 from tasks.errors import ConfigError, NotReady, Problem
 from tasks.home import Home
 
@@ -30,9 +31,9 @@ def connected(home: Home, *, patience: float = 0) -> Iterator[SyncPrefectClient]
     Raises `ConfigError` where there is none, `NotReady` where it does not answer, or within the block not any more.
     `patience` is how many seconds a server may take that was started just now.
     """
-    url = server_url(home)
+    with reported(home.root, "the home"):
+        url, former = server_url(home), server.recorded(home)
     if url is None:
-        former = server.recorded(home)
         kept = "none is kept" if former is None else f"the one that was kept is gone (log: {former.log})"
         raise ConfigError(
             Problem(

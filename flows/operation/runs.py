@@ -54,6 +54,7 @@ NAMES = (*ENDS, *WAITS, "Running", "Retrying", "Pending", "Submitting", "Cancell
 """What Prefect calls the states that our runs come through; one type of state has several names."""
 
 UNDER_WAY = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)
+WITHOUT_PROCESS = (StateType.SCHEDULED, StateType.PAUSED)
 AGAIN = (StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
 
 _SHORT = re.compile(r"[0-9a-f]{4,}(-[0-9a-f-]*)?")
@@ -237,6 +238,12 @@ def resume(client: SyncPrefectClient, run: FlowRun, *, force: bool = False) -> F
         raise Refused(f"the run {run.id} waits for approval: `enginehouse runs approve {run.id}`, or reject")
     elif state.type not in AGAIN:
         raise Refused(f"the run {run.id} is {state.name}: there is nothing to resume")
+    ended = raised(state)
+    if ended is not None and ended.kind == errors.Rejected.kind:
+        raise Refused(
+            f"the run {run.id} was rejected, and the answer stays with it\n"
+            "start another, which asks again: `enginehouse runs start`"
+        )
     if run.deployment_id is None:
         raise Refused(
             f"the run {run.id} belongs to no deployment, so no worker can go on with it\n"
@@ -286,8 +293,18 @@ def cancel(client: SyncPrefectClient, run: FlowRun, *, within: float = GRACE) ->
     """
     if state_of(run).is_final():
         raise Refused(f"the run {run.id} has ended: {state_of(run).name}")
-    if state_of(run).type != StateType.CANCELLING:
+    if state_of(run).type in WITHOUT_PROCESS:  # nobody would answer to `Cancelling`
+        _set(client, run, Cancelled(message=f"Cancelled by {person()} before it went on."), force=False)
+    elif state_of(run).type != StateType.CANCELLING:
         _set(client, run, Cancelling(message=f"Cancelled by {person()}."), force=False)
+    try:
+        return _wait_cancelled(client, run, within)
+    except KeyboardInterrupt:
+        told = f"the run {run.id} was asked to end, and may not have ended yet: `enginehouse runs show {run.id}` tells"
+        raise KeyboardInterrupt(told) from None
+
+
+def _wait_cancelled(client: SyncPrefectClient, run: FlowRun, within: float) -> FlowRun:
     deadline = time.monotonic() + within
     while not state_of(run := client.read_flow_run(run.id)).is_final():
         if time.monotonic() > deadline:

@@ -13,6 +13,8 @@ import psutil
 import pytest
 import yaml
 
+from tasks.errors import Refused
+
 pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).parents[2]
@@ -107,12 +109,15 @@ def test_the_commands_name_a_bad_parameter(team):
 
 def test_what_is_not_there_is_named_with_what_to_do(team):
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.states import Scheduled, Suspended
 
     from flows.operation import runs
     from tasks.errors import ConfigError
 
-    run = team.start("tiny")
+    later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
     with SyncPrefectClient(team.url, httpx_settings={"trust_env": False}) as client:
+        deployment = client.read_deployment_by_name("train-to-deploy/tiny")
+        run = str(client.create_flow_run_from_deployment(deployment.id, state=later).id)
         for text in ("0" * 36, "0000----", "ffffffff", str(uuid.uuid4())):
             with pytest.raises(ConfigError, match="runs ls"):
                 runs.find(client, text)
@@ -121,12 +126,29 @@ def test_what_is_not_there_is_named_with_what_to_do(team):
             runs.start(client, "train-to-deploy/nothing", {})
 
         # By the name that is shown, by the type behind it, or either.
-        team.wait(run, "Completed")
-        for states in (["Completed"], ["completed", "Suspended"], ["SUSPENDED", "completed"]):
+        client.set_flow_run_state(run, Suspended(timeout_seconds=3600), force=True)
+        for states in (["Suspended"], ["paused", "Completed"], ["failed", "SUSPENDED"]):
             assert run in {row["id"] for row in runs.listing(client, states=states)}
-        assert run not in {row["id"] for row in runs.listing(client, states=["Suspended", "failed"])}
+        assert run not in {row["id"] for row in runs.listing(client, states=["completed", "Late"])}
         with pytest.raises(ConfigError, match="suspended"):
             runs.listing(client, states=["asleep"])
+        runs.cancel(client, runs.find(client, run))
+
+
+def test_whoever_stops_waiting_for_a_cancellation_is_told_that_it_goes_on(team, monkeypatch):
+    from prefect.client.orchestration import SyncPrefectClient
+
+    from flows.operation import runs
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with SyncPrefectClient(team.url, httpx_settings={"trust_env": False}) as client:
+        run = runs.find(client, team.start("tiny", "train.seed=99"))
+        monkeypatch.setattr(runs, "_wait_cancelled", interrupt)
+        with pytest.raises(KeyboardInterrupt, match=f"runs show {run.id}"):
+            runs.cancel(client, run)
+    team.wait(str(run.id), "Cancelled")
 
 
 def test_who_follows_a_run_that_no_worker_takes_is_told_once(team, monkeypatch):
@@ -146,6 +168,24 @@ def test_who_follows_a_run_that_no_worker_takes_is_told_once(team, monkeypatch):
         runs.cancel(client, run)
     (told,) = lines
     assert "prefect worker start --pool enginehouse" in told
+
+
+@pytest.mark.parametrize("state", ["Scheduled", "Suspended"])
+def test_a_run_that_waits_with_a_process_behind_it_is_cancelled_at_once(state, team):
+    from prefect import states
+    from prefect.client.orchestration import SyncPrefectClient
+
+    from flows.operation import runs
+
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with SyncPrefectClient(team.url, httpx_settings={"trust_env": False}) as client:
+        deployment = client.read_deployment_by_name("train-to-deploy/tiny")
+        run = client.create_flow_run_from_deployment(deployment.id, state=states.Scheduled(scheduled_time=later))
+        client.update_flow_run(run.id, infrastructure_pid="4000000")
+        if state == "Suspended":
+            client.set_flow_run_state(run.id, states.Suspended(timeout_seconds=3600), force=True)
+        ended = runs.cancel(client, client.read_flow_run(run.id), within=0)
+    assert runs.state_of(ended).name == "Cancelled"
 
 
 def test_a_run_that_ci_starts_is_followed_and_the_second_one_has_nothing_to_do(team, tmp_path):
@@ -350,6 +390,8 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     team.api("POST", f"/flow_runs/{other}/resume", answer)
     ended = team.wait(other, "Failed", timeout=180)
     assert "Rejected: asked/release@2 was rejected by a tester: not today" in ended["state"]["message"]
+    with pytest.raises(Refused, match="asks again"):  # it would be rejected again, unasked
+        team.resume(other)
     assert [row["state"] for row in team.json("releases", "ls", "asked")] == ["champion", "candidate"]
 
     # One that nobody answers.

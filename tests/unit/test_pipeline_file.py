@@ -282,6 +282,13 @@ def test_a_missing_file_names_the_nearest(folder: Path) -> None:
         load(folder / "nowhere" / "pipeline.yaml")
 
 
+def test_a_missing_file_is_not_taken_for_the_deployments(folder: Path) -> None:
+    (folder / "prefect.yaml").write_text("")
+    (folder / "pipeline.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"is not there \(enginehouse init makes a new one\)"):
+        load(folder / "pipeline.yaml")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_an_unreadable_file_is_said_to_be_so(folder: Path) -> None:
     (folder / "pipeline.yaml").chmod(0)

@@ -83,6 +83,14 @@ def test_where_no_server_is_the_home_is_named_in_which_it_was_looked_for(capsys,
     assert str(home) in message
 
 
+def test_a_home_that_is_a_file_is_named(capsys, home):
+    home.write_text("")
+    for command in (("runs", "ls"), ("up",)):
+        status, message = told(capsys, *command)
+        assert status == 8
+        assert str(home) in message
+
+
 class Health(BaseHTTPRequestHandler):
     """All that a Prefect server says before it is asked anything."""
 

@@ -101,6 +101,17 @@ def test_a_command_is_named_so_that_the_shell_finds_it(tmp_path, monkeypatch):
     assert words.invoked() == ["enginehouse"]
 
 
+def test_what_ctrl_c_has_not_ended_is_not_said_to_have_ended(monkeypatch, capsys):
+    def interrupt(folder):
+        raise KeyboardInterrupt("the run may not have ended yet")
+
+    monkeypatch.setattr("flows.cli.serve.home_at", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "status"])
+    assert ended.value.code == cli.INTERRUPTED
+    assert "may not have ended yet" in capsys.readouterr().err
+
+
 def test_ctrl_c_ends_with_a_word_and_the_status_of_an_interrupt(monkeypatch, capsys):
     def interrupt(folder):
         raise KeyboardInterrupt
