@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 SETTINGS = ["--set", "train.max_epochs=3", "--set", "gates.metrics.accuracy.min=0.5"]
-TRIALS = 10
+TRIALS = 2
+KILLS = 5
 
 
 def contents(report):
@@ -69,23 +70,41 @@ def assert_whole(workspace):
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True], ids=["the main process", "its whole process group"])
 @pytest.mark.parametrize("trial", range(TRIALS))
-def test_a_killed_run_leaves_nothing_and_the_next_one_ends_the_same(trial, whole_group, reference, workspace):
+def test_a_run_killed_again_and_again_leaves_nothing_and_ends_the_same(trial, whole_group, reference, workspace):
     expected, seconds = reference
-    workspace = replace(workspace, prefect_url=None)
-    instant = random.Random(f"{trial} {whole_group}").uniform(0.2, seconds)
-    print(f"killed after {instant:.2f} s of {seconds:.1f} s")
-    kill_and_rerun(workspace, instant, whole_group, expected)
+    workspace = replace(workspace, prefect_url=None)  # with Prefect's temporary server, which is a process more to end
+    chance = random.Random(f"{trial} {whole_group}")
+    # Each run goes on from what the one before has left, so that later kills strike later stages.
+    instants = [chance.uniform(0.2, seconds) for _ in range(KILLS)]
+    struck = [instant for instant in instants if killed(workspace, whole_group, lambda run, at=instant: ends(run, at))]
+    print(f"killed after {struck} s; undisturbed it takes {seconds:.1f} s")
+    assert struck
+    ends_well(workspace, expected)
 
 
 def test_a_run_killed_while_it_trains_leaves_nothing_and_the_next_one_goes_on(workspace):
-    workspace = replace(workspace, prefect_url=None)  # with Prefect's temporary server, which is a process more to end
+    workspace = replace(workspace, prefect_url=None)
     log = workspace.home / "runs"
-    kill_and_rerun(
-        workspace, lambda: any('"stage": "train", "done"' in f.read_text() for f in log.glob("*.log")), True, None
-    )
+
+    def trains(run):
+        deadline = time.monotonic() + 120
+        while not any('"stage": "train", "done"' in file.read_text() for file in log.glob("*.log")):
+            assert time.monotonic() < deadline
+            assert run.poll() is None
+            time.sleep(0.05)
+
+    assert killed(workspace, True, trains)
+    ends_well(workspace, None)
 
 
-def kill_and_rerun(workspace, instant, whole_group, expected):
+def ends(run, seconds):
+    """Let it run for so long, or to its end."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.wait(seconds)
+
+
+def killed(workspace, whole_group, wait):
+    """Start a run, kill it when `wait` returns, and look at what it has left; whether it was still running."""
     run = subprocess.Popen(
         [str(workspace.command), "run", str(workspace.pipeline("digits")), *SETTINGS],
         env=workspace.environment,
@@ -93,23 +112,20 @@ def kill_and_rerun(workspace, instant, whole_group, expected):
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    if callable(instant):
-        deadline = time.monotonic() + 120
-        while not instant():
-            assert time.monotonic() < deadline
-            assert run.poll() is None
-            time.sleep(0.05)
-    else:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(instant)
-    if run.poll() is None:
+    wait(run)
+    running = run.poll() is None
+    if running:
         (os.killpg if whole_group else os.kill)(run.pid, signal.SIGKILL)
-    run.wait()
+    assert run.wait() in (0, -signal.SIGKILL)
     deadline = time.monotonic() + 30
     while left := unrecorded(workspace):
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
     assert_whole(workspace)
+    return running
+
+
+def ends_well(workspace, expected):
     report = workspace.report("run", workspace.pipeline("digits"), *SETTINGS)
     assert_whole(workspace)
     if expected is not None:
