@@ -233,6 +233,8 @@ class Team:
     # -- the worker
 
     def start_worker(self) -> None:
+        # Where these tests run beside a shell it is ignored, and would be by the worker, which ends itself by it alone.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with (self.root / "worker.log").open("ab") as log:
             self.worker = subprocess.Popen(
                 [BIN / "prefect", "worker", "start", "--pool", self.pool],
@@ -242,6 +244,7 @@ class Team:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        signal.signal(signal.SIGINT, before)
 
     def kill(self, identity: str, *, worker: bool) -> None:
         """End a run's process with SIGKILL, and its worker before it."""
