@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+from datetime import UTC, datetime
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def dead_run(team):
     run = team.start("dead", "train.seed=3")
     team.wait_for(lambda: "train: begins" in team.logs(run), timeout=60)
     team.kill(run, worker=True)
-    died = time.monotonic()
+    died = datetime.now(UTC)
     team.start_worker()
     return run, died
 
