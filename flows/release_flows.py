@@ -9,9 +9,9 @@ from prefect.artifacts import create_table_artifact
 
 from flows import releases
 from flows.operation.artifacts import key
+from flows.operation.log import logged
 from flows.parameters import Reason, ReleaseName
 from flows.releases import Desk, open_desk
-from tasks.events import Event, Listener
 
 
 @flow(name="ls", flow_run_name="releases of {release}", persist_result=False)
@@ -94,18 +94,8 @@ def repair(release: ReleaseName, home: Path | None = None) -> dict[str, Any]:
 
 
 def _desk(text: str, home: Path | None) -> Desk:
-    return open_desk(text, home=home, listener=_logged(get_run_logger()))
+    return open_desk(text, home=home, listener=logged(get_run_logger()))
 
 
 def _keep_table(name: str, rows: list[dict[str, Any]]) -> None:
     create_table_artifact(key=key(name), table=rows)
-
-
-def _logged(logger: Any) -> Listener:
-    def listen(event: Event) -> None:
-        if event["type"] == "note":
-            logger.warning(event["text"])
-        elif event["type"] == "line":
-            logger.info("%s: %s", event["stage"], event["line"])
-
-    return listen

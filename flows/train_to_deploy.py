@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 from flows.chain import Job, Selection, open_job, run_stage, survey
 from flows.operation import approval, retries
 from flows.operation.artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
+from flows.operation.log import logged
 from flows.operation.owner import require_ours, sign
 from flows.parameters import Override, PipelineFile, Reason
 from flows.release import Served, run_release
@@ -59,7 +60,7 @@ def train_to_deploy(
     """
     started = time.monotonic()
     sign()
-    listener = _told_to(get_run_logger(), LISTENER.get())
+    listener = _told_to(logged(get_run_logger()), LISTENER.get())
     selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
     job = open_job(pipeline, overrides, selection, listener, override=override)
     check_tools(job)
@@ -114,24 +115,14 @@ def _as_task(name: str, work: Callable[[], Any]) -> Any:
     return task(name=name, cache_policy=NO_CACHE, persist_result=False, **retries.policy())(run)()
 
 
-def _told_to(logger: Any, local: Listener) -> Listener:
+def _told_to(*listeners: Listener) -> Listener:
     progress = TrainingProgress(_run_name())
 
     def listen(event: Event) -> None:
-        match event["type"]:
-            case "progress":
-                progress(event)  # several times a second: too much for a log
-            case "line":
-                logger.info("%s: %s", event["stage"], event["line"])
-            case "note":
-                logger.warning(event["text"])
-            case "stage_started":
-                logger.info("%s: begins (%s)", event["stage"], event["why"] or "not done yet")
-            case "stage_ended":
-                logger.info("%s: %s %s", event["stage"], event["state"], event["artifact"] or "")
-            case _:
-                pass
-        local(event)
+        if event["type"] == "progress":
+            progress(event)
+        for each in listeners:
+            each(event)
 
     return listen
 

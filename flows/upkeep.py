@@ -7,11 +7,12 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.events import emit_event
 
+from flows.operation.log import logged
 from flows.parameters import AtLeastOne, Override, PipelineFile
 from tasks import drift
 from tasks.artifacts.store import ArtifactStore
 from tasks.errors import ConfigError
-from tasks.events import Event, Listener, note
+from tasks.events import note
 from tasks.home import Home, find_home
 from tasks.pipeline_file import load
 
@@ -36,7 +37,7 @@ def gc(home: Path | None = None, keep: AtLeastOne = 3, dry_run: bool = False) ->
     room = find_home(Path.cwd()) if home is None else Home(home.absolute())
     if not room.store.is_dir():
         raise ConfigError(f"there is no store at {room.store}: name the folder that holds it with `home`")
-    listener = _logged()
+    listener = logged(get_run_logger())
     garbage = ArtifactStore.open(room.store, warn=lambda text: note(listener, text)).gc(dry_run=dry_run, keep=keep)
     get_run_logger().info(
         "%s %d records, %d objects and %d work folders: %d bytes",
@@ -57,7 +58,7 @@ def check_drift(pipeline: PipelineFile, recent: Path, overrides: Sequence[Overri
         overrides: what the event passes on to the training, such as `data.NAME.version=2026-07`
     """
     opened = load(pipeline)
-    found = drift.check(opened, recent.absolute(), home=find_home(opened.folder), listener=_logged())
+    found = drift.check(opened, recent.absolute(), home=find_home(opened.folder), listener=logged(get_run_logger()))
     get_run_logger().info("%s: %s, %s", opened.name, "drifted" if found.drifted else "no drift", found.scores)
     if found.drifted:
         emit_event(
@@ -66,15 +67,3 @@ def check_drift(pipeline: PipelineFile, recent: Path, overrides: Sequence[Overri
             payload={"overrides": list(overrides), "drift": dict(found.scores), "recent": str(recent)},
         )
     return {"pipeline": opened.name, "drifted": found.drifted, "scores": dict(found.scores)}
-
-
-def _logged() -> Listener:
-    logger = get_run_logger()
-
-    def listen(event: Event) -> None:
-        if event["type"] == "note":
-            logger.warning(event["text"])
-        elif event["type"] == "line":
-            logger.info("%s: %s", event["stage"], event["line"])
-
-    return listen

@@ -118,6 +118,12 @@ class CommandFailed(EnginehouseError):
             parts.append("last lines:\n" + "\n".join(f"  {line}" for line in last_lines))
         super().__init__("\n".join(parts))
 
+    def with_cause(self, cause: str | None) -> CommandFailed:
+        """The same failure with the cause that somebody found who knows the command."""
+        return CommandFailed(
+            self.what, argv=self.argv, ended=self.ended, log=self.log, last_lines=self.last_lines, cause=cause
+        )
+
     @property
     def passes(self) -> bool:
         """For a port that is taken, and for a child that was killed for no reason that lies in its work."""

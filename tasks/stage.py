@@ -323,14 +323,7 @@ def explained_failure(report: Mapping[str, Any], failure: CommandFailed) -> Exce
         case "not ready":
             return NotReady(_with_hint(message, hint), log=failure.log)
         case _:
-            return CommandFailed(
-                failure.what,
-                argv=failure.argv,
-                ended=failure.ended,
-                log=failure.log,
-                last_lines=failure.last_lines,
-                cause=_with_hint(message, hint),
-            )
+            return failure.with_cause(_with_hint(message, hint))
 
 
 def _with_hint(message: str, hint: str | None) -> str:

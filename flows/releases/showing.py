@@ -18,13 +18,7 @@ def listing(desk: Desk) -> list[dict[str, Any]]:
         last = now.last_promotion(release)
         rows.append(
             {
-                "release": str(release.ref),
-                "state": _state(desk, now, release),
-                "pinned": release.ref.record in now.pinned,
-                "model": release.model,
-                "version": release.version,
-                "versions": list(release.versions),
-                "repository": str(release.repository),
+                **_named(desk, now, release),
                 "verified": release.record.finished,
                 "promoted": None if last is None else last.record.finished,
                 "by": None if last is None else last.record.actor,
@@ -33,6 +27,18 @@ def listing(desk: Desk) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _named(desk: Desk, now: Standing, release: Release) -> dict[str, Any]:
+    return {
+        "release": str(release.ref),
+        "state": _state(desk, now, release),
+        "pinned": release.ref.record in now.pinned,
+        "model": release.model,
+        "version": release.version,
+        "versions": list(release.versions),
+        "repository": str(release.repository),
+    }
 
 
 def describe(desk: Desk) -> dict[str, Any]:
@@ -44,14 +50,8 @@ def describe(desk: Desk) -> dict[str, Any]:
     record = release.record
     engine, train = record.materials["engine"], _trained(desk.store, release)
     return {
-        "release": str(release.ref),
+        **_named(desk, now, release),
         "record": str(release.ref.record),
-        "state": _state(desk, now, release),
-        "pinned": release.ref.record in now.pinned,
-        "model": release.model,
-        "version": release.version,
-        "versions": list(release.versions),
-        "repository": str(release.repository),
         "config": release.config(desk.store),
         "materials": {name: str(material.content) for name, material in record.materials.items()},
         "engine": [

@@ -124,14 +124,7 @@ class Interruptions:
         usual = failure.cause or nobody_came(lines) or usual_cause(lines)
         if usual is not None and (cause is None or "memory" in usual):
             parts.insert(0, usual)
-        return CommandFailed(
-            failure.what,
-            argv=failure.argv,
-            ended=failure.ended,
-            log=failure.log,
-            last_lines=failure.last_lines,
-            cause="\n".join(parts) or None,
-        )
+        return failure.with_cause("\n".join(parts) or None)
 
     def _again(self, reason: str) -> str | None:
         """The reason, unless too many came at the same checkpoint."""

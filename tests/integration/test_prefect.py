@@ -404,8 +404,7 @@ def test_a_run_whose_worker_and_process_are_gone_is_marked_within_two_minutes(de
 
 
 def test_the_server_works_on_postgresql(team):
-    if team.database is None:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    assert team.database is not None, "PostgreSQL is not installed: apt-get install postgresql"
     assert team.database.startswith("postgresql+asyncpg://")
     settings = (team.root.parent / "server.log").read_text()
     assert "sqlite" not in settings.lower()

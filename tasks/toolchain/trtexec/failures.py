@@ -71,10 +71,11 @@ def failure_of(failure: CommandFailed, lines: Iterable[str]) -> EnginehouseError
     shows how far it came.
     """
     if not failure.ended.startswith("exit status"):
-        return _with_cause(failure, _mend_of_ending(failure))
+        cause = _mend_of_ending(failure)
+        return failure if cause is None else failure.with_cause(cause)
     found = explain(lines)
     if found is None and failure.ended == KILLED_IN_CONTAINER:
-        return _with_cause(failure, f"the builder was killed inside its container, {_FOR_MEMORY}")
+        return failure.with_cause(f"the builder was killed inside its container, {_FOR_MEMORY}")
     return failure if found is None else _raised(found, failure)
 
 
@@ -93,19 +94,6 @@ def _mend_of_ending(failure: CommandFailed) -> str | None:
     if failure.ended.startswith("deadline"):
         return f"{failure.ended}: raise engine.timeout_minutes, or lower engine.builder_optimization_level"
     return None
-
-
-def _with_cause(failure: CommandFailed, cause: str | None) -> CommandFailed:
-    if cause is None:
-        return failure
-    return CommandFailed(
-        failure.what,
-        argv=failure.argv,
-        ended=failure.ended,
-        log=failure.log,
-        last_lines=failure.last_lines,
-        cause=cause,
-    )
 
 
 def judge(output: TrtexecOutput, lines: Iterable[str], *, otherwise: CommandFailed) -> EnginehouseError | None:
@@ -138,7 +126,7 @@ def _raised(found: Explanation, failure: CommandFailed) -> EnginehouseError:
                 _TOOLS.get(found.kind, "TensorRT"), why=f"{found.cause} ({found.detail})", mend=found.mend
             )
         case _:
-            return _with_cause(failure, shown)
+            return failure.with_cause(shown)
 
 
 _TOOLS: dict[Kind, str] = {
