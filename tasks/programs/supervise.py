@@ -211,11 +211,14 @@ def end_descendants(children: Children, *, wake: int, grace: float) -> list[int]
     poll.register(wake, select.POLLIN)
     kill_from = time.monotonic() + grace
     asked: set[int] = set()
+    nothing_seen = False
     while children.reap():
         now = time.monotonic()
         living = descendants()
-        if not living:
+        if not living and nothing_seen:
             return []  # what is left is meant to outlive the run
+        # One look may miss a process that gets another parent while /proc is read, two in a row do not.
+        nothing_seen = not living
         if now > kill_from + GIVE_UP:
             return living
         for pid in living:
