@@ -84,7 +84,8 @@ class Interruptions:
             "rank": seen.local_rank if beat is None else beat["rank"],
             "pid": seen.pid,
         }
-        self._add(entry)
+        # What the ranks know by now goes with this output, should this process be killed before it can `settle`.
+        self._add(_with_first_cause(entry, self.output, seen.pid))
 
     def failed(self, failure: CommandFailed) -> str | None:
         """Torchrun ended otherwise than well: why it shall be started again, or None; raises what explains it better.
@@ -158,19 +159,24 @@ def settle(output: Path, work: Path) -> list[dict[str, Any]]:
     (work / RUNNING).unlink(missing_ok=True)
     entries = _read(work)
     for entry in entries:
-        if "pid" not in entry:
-            continue
-        cause = cause_among(failures_about(output, entry.pop("pid")), ())
-        if cause is None or (cause.silent and cause.rank == entry.get("rank")):
-            continue  # how a process ended that could say nothing is known from torchrun alone
-        entry["reason"] = cause.text
-        if cause.rank is not None:
-            entry["rank"] = cause.rank
+        if "pid" in entry:
+            _with_first_cause(entry, output, entry.pop("pid"))
     if entries:
         partial = work / f".{FILE}"
         partial.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
         partial.replace(work / FILE)
     return [dict(entry) for entry in entries]
+
+
+def _with_first_cause(entry: _Entry, output: Path, pid: int) -> _Entry:
+    """The same entry, with what the ranks have told of that attempt in which this process ended."""
+    cause = cause_among(failures_about(output, pid), ())
+    if cause is None or (cause.silent and cause.rank == entry.get("rank")):
+        return entry  # how a process ended that could say nothing is known from torchrun alone
+    entry["reason"] = cause.text
+    if cause.rank is not None:
+        entry["rank"] = cause.rank
+    return entry
 
 
 def _read(work: Path) -> list[_Entry]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -289,6 +290,19 @@ def test_the_first_cause_takes_the_place_of_the_victim_that_torchrun_named(tmp_p
     assert [(entry["rank"], entry["reason"]) for entry in settle(*folders(at))] == [
         (1, "rank 1 is stopped"),
         (0, "rank 0 failed: OverflowError"),
+    ]
+
+
+def test_the_first_cause_is_known_also_when_the_run_that_saw_the_victim_is_killed_before_it_ends(tmp_path):
+    at = site(tmp_path)
+    attendant = started(at)
+    tell(folders(at)[0], 0, 0, "rank 1 has ended without a word", symptom=True, suspect=1, suspect_pid=71)
+    attendant.line(DIED.format(1, 0, 70))
+    shutil.rmtree(folders(at)[0])  # as the next run's claim begins anew
+    started(at)
+    assert [(entry.get("rank"), entry["reason"]) for entry in settle(*folders(at))] == [
+        (1, "rank 1 has ended without a word"),
+        (None, "the run that trained was killed"),
     ]
 
 
