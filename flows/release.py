@@ -53,15 +53,18 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A release, and the servers that serve it."""
+    """A release, what proved it, and the servers that serve it; none yet where it is not promoted."""
 
     release: Release
+    promoted: bool
     metrics: Mapping[str, Mapping[str, float]]
     """Per metric: `staging` and `live`."""
+    gates: Sequence[Mapping[str, Any]]
+    """What it passed on those servers, as records hold it."""
     replicas: Sequence[Replica]
     repository: Path
     request: Path
-    """An example request in the JSON of Triton's HTTP protocol."""
+    """An example request in the JSON of Triton's HTTP protocol; there once the release is promoted."""
     home_option: Sequence[str]
     """What another command needs to find the same home from the current folder; usually nothing."""
 
@@ -73,6 +76,7 @@ class Served:
                 "model": self.release.model,
                 "version": self.release.version,
                 "repository": str(self.repository),
+                "promoted": self.promoted,
             },
             "served": None,
         }
@@ -156,15 +160,23 @@ def settled(job: Job, proposal: Proposal) -> Served | None:
 
 def served(job: Job, release: Release, proposal: Proposal, replicas: Sequence[Replica]) -> Served:
     """Put together what a person needs to use the release."""
-    request = job.home.serve / f"{job.pipeline.model}.request"
-    job.home.serve.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(job.store.path(proposal.materials["validate"]) / evaluation.REQUEST, request)
+    found = _shown(job, release, replicas, promoted=True)
+    found.request.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(job.store.path(proposal.materials["validate"]) / evaluation.REQUEST, found.request)
+    return found
+
+
+def _shown(job: Job, release: Release, replicas: Sequence[Replica] = (), *, promoted: bool) -> Served:
+    now = standing(job.store, job.pipeline.name)
+    promotion = now.last_promotion(release)
     return Served(
         release=release,
-        metrics=merged_metrics(release, standing(job.store, job.pipeline.name)),
+        promoted=promoted,
+        metrics=merged_metrics(release, now),
+        gates=[*release.gates, *(() if promotion is None else promotion.gates)],
         replicas=replicas,
         repository=job.pipeline.repository.resolve(),
-        request=request,
+        request=job.home.serve / f"{job.pipeline.model}.request",
         home_option=() if find_home(Path.cwd()) == job.home else ("--home", str(job.home.root)),
     )
 
@@ -175,12 +187,13 @@ def run_release(
     listener: Listener,
     call: Callable[[str, Callable[[], Any]], Any],
     *,
-    approve: Callable[[Release], str | None] | None = None,
+    approve: Callable[[Served, Sequence[Outcome]], str | None] | None = None,
 ) -> tuple[list[Outcome], Served | None]:
     """Verify on a staging server, publish, deploy; only what is not done yet.
 
     `call` runs one stage under its name (in Prefect: as a task). `approve` is asked before the live servers move to
-    another release; what it returns is recorded as the reason, and without one nothing is moved.
+    another release, and is shown that and what was done so far; what it returns is recorded as the reason, and without
+    one nothing is moved.
     """
     target = target_of(job.pipeline, job.home)
     outcomes: list[Outcome] = []
@@ -219,11 +232,12 @@ def run_release(
                 overrides=job.overrides,
                 override=job.override,
             )
+        offered = _shown(job, release, promoted=proposal.is_champion)
         if not job.selection.covers(deploy.STAGE):
-            return outcomes, None
+            return outcomes, offered
         reason = None
-        if approve is not None and not proposal.is_champion and (reason := approve(release)) is None:
-            return outcomes, None
+        if approve is not None and not proposal.is_champion and (reason := approve(offered, outcomes)) is None:
+            return outcomes, offered
         done = stage(deploy.STAGE, partial(_deploy, job, proposal, target, release, listener, reason))
         retain(job.store, job.pipeline, listener)
         return outcomes, done

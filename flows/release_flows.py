@@ -9,7 +9,7 @@ from prefect.artifacts import create_table_artifact
 
 from flows import releases
 from flows.operation.artifacts import key
-from flows.operation.log import logged
+from flows.operation.log import logged, without_tracebacks
 from flows.parameters import Reason, ReleaseName
 from flows.releases import Desk, open_desk
 
@@ -94,6 +94,7 @@ def repair(release: ReleaseName, home: Path | None = None) -> dict[str, Any]:
 
 
 def _desk(text: str, home: Path | None) -> Desk:
+    without_tracebacks()
     return open_desk(text, home=home, listener=logged(get_run_logger()))
 
 

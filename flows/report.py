@@ -7,10 +7,11 @@ from typing import Any, cast
 from flows.chain import Job
 from flows.release import Served
 from flows.show import RUNTIME_TITLES
-from tasks import validate
+from tasks import deploy, validate
 from tasks.artifacts.lineage import Lineage
 from tasks.artifacts.record import ArtifactRef
 from tasks.errors import GateResult
+from tasks.releases import gates_json
 from tasks.stage import Outcome
 
 
@@ -26,7 +27,8 @@ def report_of(
     """Return what `--json` prints and what the summary shows.
 
     `pipeline`, `state` (`released`, `unchanged`, or `built` where nothing was to be served), `seconds`, `stages`,
-    `metrics` (per metric, per runtime), `gates`, `release` and `served`.
+    `metrics` (per metric, per runtime), `gates`, `release` and `served`. What was judged just now,
+    `gates`, takes the place of what is recorded of the same gate.
     """
     metrics: dict[str, dict[str, float]] = {}
     if "validate" in products:
@@ -36,17 +38,18 @@ def report_of(
         for name, values in served.metrics.items():
             metrics.setdefault(name, {}).update(values)
     changed = any(outcome.state != "reused" for outcome in outcomes)
-    state = "built" if served is None else "released" if changed else "unchanged"
+    judged = {(gate["gate"], gate["runtime"]): gate for gate in gates_json(gates)}
+    for gate in () if served is None else served.gates:
+        judged.setdefault((gate["gate"], gate["runtime"]), dict(gate))
+    deployed = any(outcome.stage == deploy.STAGE for outcome in outcomes)
+    state = "built" if not deployed else "released" if changed else "unchanged"
     report = {
         "pipeline": job.pipeline.name,
         "state": state,
         "seconds": round(seconds, 3),
         "stages": [outcome.to_json() for outcome in outcomes],
         "metrics": metrics,
-        "gates": [
-            {"gate": g.gate, "runtime": g.runtime, "measured": g.measured, "allowed": g.allowed, "passed": g.passed}
-            for g in gates
-        ],
+        "gates": list(judged.values()),
         "release": None,
         "served": None,
     }
@@ -159,8 +162,9 @@ def _links(report: Mapping[str, Any], extras: Extras) -> list[str]:
     if extras.run is not None:
         facts.append(f"[this run]({extras.run})")
     if (release := report["release"]) is not None:
+        word = "released as" if release["promoted"] else "candidate"
         facts.append(
-            f"released as `{release['name']}`: model `{release['model']}`, version {release['version']}, "
+            f"{word} `{release['name']}`: model `{release['model']}`, version {release['version']}, "
             f"in `{release['repository']}`"
         )
     if (served := report["served"]) is not None:

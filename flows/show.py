@@ -142,7 +142,8 @@ class RunView:
             case "line" if self._verbose:
                 self._console.print(Text(event["line"], style="dim"))
             case "note":
-                self._console.print(Text(f"note: {event['text']}", style="yellow"))
+                # Not broken into lines by us: it may name a command to be copied.
+                self._console.print(Text(f"note: {event['text']}", style="yellow"), soft_wrap=True)
             case "stage_ended":
                 self._shown = None
                 self._console.print(_stage_line(event, self._console.width), highlight=False, soft_wrap=True)
@@ -206,7 +207,8 @@ def summary(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     )
     release, served = report.get("release"), report.get("served")
     if release is not None:
-        yield _fact("release", f"{release['name']}: model {release['model']}, version {release['version']}")
+        word = "release" if release["promoted"] else "candidate"
+        yield _fact(word, f"{release['name']}: model {release['model']}, version {release['version']}")
         yield _fact("published", release["repository"])
     if served is not None:
         yield _fact("serving", f"{served['http']} (gRPC {served['grpc']})")

@@ -9,18 +9,21 @@ from typing import Any, Literal
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from flows.chain import Job, Selection, open_job, run_stage, survey
 from flows.operation import approval, retries
 from flows.operation.artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
-from flows.operation.log import logged
+from flows.operation.log import logged, without_tracebacks
 from flows.operation.owner import require_ours, sign
+from flows.operation.reports import WAITING
 from flows.parameters import Override, PipelineFile, Reason
 from flows.release import Served, run_release
 from flows.releases import refuse_unfit_plan
-from flows.report import report_of
+from flows.report import markdown, report_of
 from tasks import validate
+from tasks.errors import GateFailed, GateResult, Rejected
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
 from tasks.stage import Outcome
@@ -47,7 +50,7 @@ def train_to_deploy(
     until: StageName | None = None,
     rebuild: Sequence[KeyedName] = (),
     override: Reason | None = None,
-) -> dict[str, Any]:
+) -> "dict[str, Any] | State[Any]":
     """Take a pipeline from its recipe to a verified model on a server.
 
     Parameters:
@@ -60,6 +63,7 @@ def train_to_deploy(
     """
     started = time.monotonic()
     sign()
+    without_tracebacks()
     listener = _told_to(logged(get_run_logger()), LISTENER.get())
     selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
     job = open_job(pipeline, overrides, selection, listener, override=override)
@@ -72,20 +76,34 @@ def train_to_deploy(
             assert outcome.artifact is not None
             products[stage.name] = outcome.artifact
             outcomes.append(outcome)
-    served: Served | None = None
-    gates = []
+    gates: list[GateResult] = []
     if "validate" in products:
         measured = validate.measured(job.store.path(products["validate"]))
         gates = validate.judge(job.pipeline, measured)
-    report = report_of(job, outcomes, products, gates)
-    publish_report(job, report)
+
+    def publish(more: Sequence[Outcome] = (), *, served: Served | None = None, **changed: Any) -> dict[str, Any]:
+        seconds = time.monotonic() - started
+        report = report_of(job, [*outcomes, *more], products, gates, served=served, seconds=seconds) | changed
+        publish_report(job, report)
+        return report
+
+    def page(candidate: Served, so_far: Sequence[Outcome]) -> str:
+        return markdown(publish(so_far, served=candidate, state=WAITING))
+
+    report = publish()
     require(gates, consequence="nothing was published, and the champion stays as it was", override=override)
     if job.selection.covers("verify"):
-        approve = approval.for_run(job.pipeline, report, listener)
-        released, served = run_release(job, products, listener, _as_task, approve=approve)
+        approve = approval.for_run(job.pipeline, page, listener)
+        try:
+            released, served = run_release(job, products, listener, _as_task, approve=approve)
+        except GateFailed as failed:
+            gates += failed.results
+            publish()
+            raise
+        except Rejected as answer:
+            return approval.rejected(answer)
+        report = publish(released, served=served)
         outcomes += released
-        report = report_of(job, outcomes, products, gates, served=served, seconds=time.monotonic() - started)
-        publish_report(job, report)
     if all(outcome.state == "reused" for outcome in outcomes):
         get_run_logger().info("%s: nothing has changed, so nothing was done", job.pipeline.name)
     return report

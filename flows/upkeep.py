@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.events import emit_event
 
-from flows.operation.log import logged
+from flows.operation.log import logged, without_tracebacks
 from flows.parameters import AtLeastOne, Override, PipelineFile
 from tasks import drift
 from tasks.artifacts.store import ArtifactStore
@@ -34,6 +34,7 @@ def gc(home: Path | None = None, keep: AtLeastOne = 3, dry_run: bool = False) ->
         keep: how many of the latest builds of each stage stay
         dry_run: only say what would be removed
     """
+    without_tracebacks()
     room = find_home(Path.cwd()) if home is None else Home(home.absolute())
     if not room.store.is_dir():
         raise ConfigError(f"there is no store at {room.store}: name the folder that holds it with `home`")
@@ -57,6 +58,7 @@ def check_drift(pipeline: PipelineFile, recent: Path, overrides: Sequence[Overri
         recent: recent data or requests, in whatever form the recipe's `drift` reads
         overrides: what the event passes on to the training, such as `data.NAME.version=2026-07`
     """
+    without_tracebacks()
     opened = load(pipeline)
     found = drift.check(opened, recent.absolute(), home=find_home(opened.folder), listener=logged(get_run_logger()))
     get_run_logger().info("%s: %s, %s", opened.name, "drifted" if found.drifted else "no drift", found.scores)

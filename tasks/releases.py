@@ -71,6 +71,11 @@ class Release:
         return cast("Mapping[str, Mapping[str, float]]", self.record.details["metrics"])
 
     @property
+    def gates(self) -> Sequence[Mapping[str, Any]]:
+        """What it passed on a staging server (`gates_json`)."""
+        return cast("Sequence[Mapping[str, Any]]", self.record.details["gates"])
+
+    @property
     def override(self) -> str | None:
         """Why it was released though a gate failed."""
         return cast("str | None", self.record.details.get("override"))
@@ -122,6 +127,11 @@ class Promotion:
     def metrics(self) -> Mapping[str, float]:
         """What was measured on a live server; empty where only the golden answers were asked again."""
         return self.record.metrics
+
+    @property
+    def gates(self) -> Sequence[Mapping[str, Any]]:
+        """What it passed on a live server (`gates_json`)."""
+        return cast("Sequence[Mapping[str, Any]]", self.record.details["gates"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,10 @@ from pathlib import Path
 import pytest
 
 from tasks.toolchain.triton import find_free_ports
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell ignores it for what runs beside it, and so would all that the tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 ENGINEHOUSE = Path(sys.executable).with_name("enginehouse")

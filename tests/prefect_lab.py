@@ -233,8 +233,6 @@ class Team:
     # -- the worker
 
     def start_worker(self) -> None:
-        # Where these tests run beside a shell it is ignored, and would be by the worker, which ends itself by it alone.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with (self.root / "worker.log").open("ab") as log:
             self.worker = subprocess.Popen(
                 [BIN / "prefect", "worker", "start", "--pool", self.pool],
@@ -244,7 +242,6 @@ class Team:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        signal.signal(signal.SIGINT, before)
 
     def kill(self, identity: str, *, worker: bool) -> None:
         """End a run's process with SIGKILL, and its worker before it."""
@@ -346,6 +343,15 @@ class Team:
     def logs(self, identity: str) -> str:
         wanted = {"logs": {"flow_run_id": {"any_": [identity]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
         return "\n".join(line["message"] for line in self.api("POST", "/logs/filter", wanted))
+
+    def report(self, identity: str) -> str:
+        """The page that a run has published last."""
+        from prefect.client.orchestration import SyncPrefectClient
+
+        from flows.operation import summary
+
+        with SyncPrefectClient(self.url, httpx_settings={"trust_env": False}) as client:
+            return summary.report(client, client.read_flow_run(identity)) or ""
 
     wait_for = staticmethod(wait_for)
 

@@ -2,23 +2,24 @@
 
 The run is suspended: its process ends, and nothing is held while it waits. When the answer has come it starts again
 from the top, where the store answers for all that is done, and finds the answer. The answer belongs to one release: a
-run that comes to another candidate asks again.
+run that comes to another candidate asks again. A rejection is a state of its own, neither success nor failure.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect import get_run_logger, suspend_flow_run
+from prefect.client.schemas.objects import State, StateType
 from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
-from flows.report import markdown
+from flows.release import Served
 from flows.words import invoked
 from tasks.config import Pipeline
 from tasks.errors import Rejected
 from tasks.events import Listener, note
-from tasks.releases import Release
+from tasks.stage import Outcome
 
 
 class Decision(RunInput):
@@ -29,16 +30,20 @@ class Decision(RunInput):
     reason: str = Field("", description="Why; kept with the release.")
 
 
-Approve = Callable[[Release], str | None]
-"""Asked before the live servers move: the reason to record. `None`: not yet, and nothing is to be moved."""
+Approve = Callable[[Served, Sequence[Outcome]], str | None]
+"""Asked before the live servers move to a candidate, after these stages: the reason to record. `None`: not yet, and
+nothing is to be moved."""
+Page = Callable[[Served, Sequence[Outcome]], str]
+"""Publishes the report as it is then, and returns it as Markdown."""
 
 
-def for_run(pipeline: Pipeline, report: Mapping[str, Any], listener: Listener) -> Approve | None:
+def for_run(pipeline: Pipeline, page: Page, listener: Listener) -> Approve | None:
     """Return what a run of this pipeline asks before it promotes; nothing where its file does not say so."""
     if pipeline.approve is None:
         return None
 
-    def approve(release: Release) -> str | None:
+    def approve(candidate: Served, outcomes: Sequence[Outcome]) -> str | None:
+        release = candidate.release
         if deployment.id is None:  # Prefect suspends nothing that it could not start again
             note(
                 listener,
@@ -54,7 +59,7 @@ def for_run(pipeline: Pipeline, report: Mapping[str, Any], listener: Listener) -
         )
         decision = suspend_flow_run(
             wait_for_input=Decision.with_initial_data(
-                description=f"`{release.ref}` is verified. Shall it be served?\n\n{markdown(report)}", by=""
+                description=f"`{release.ref}` is verified. Shall it be served?\n\n{page(candidate, outcomes)}", by=""
             ),
             timeout=max(1, round(3600 * pipeline.approve_within_hours)),
             key=f"{release.ref.pipeline}-release-{release.ref.number}",
@@ -68,3 +73,8 @@ def for_run(pipeline: Pipeline, report: Mapping[str, Any], listener: Listener) -
         return f"approved by {decision.by}{because}"
 
     return approve
+
+
+def rejected(answer: Rejected) -> "State[Any]":
+    """The state in which a run ends that a person has rejected."""
+    return State(type=StateType.FAILED, name=Rejected.__name__, message=str(answer))

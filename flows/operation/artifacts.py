@@ -162,7 +162,10 @@ def publish_report(job: Job, report: dict[str, Any]) -> None:
     model = f"{release['model']} version {release['version']}"
     if run_url is not None:
         create_link_artifact(
-            link=run_url, link_text="the run that made it", key=key(release["name"]), description=f"Released {model}."
+            link=run_url,
+            link_text="the run that made it",
+            key=key(release["name"]),
+            description=f"Made {model}.",
         )
     if report["served"] is not None:
         create_link_artifact(

@@ -16,9 +16,9 @@ from typing import Any, Literal
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from flows.operation.reports import RUNNING, SUCCESS, RunReports
+from flows.operation.reports import REJECTED, RUNNING, SUCCESS, WAITING, RunReports
 from tasks.artifacts.store import ArtifactStore
-from tasks.errors import EnginehouseError, NotReady
+from tasks.errors import EnginehouseError, NotReady, Rejected
 from tasks.home import Home
 from tasks.pipeline_file import load
 from tasks.releases import RELEASE, Release, Standing, standing
@@ -165,7 +165,7 @@ class Exporter(Collector):
         gates: dict[str, list[dict[str, Any]]] = {}
         for report in self._reports.refresh():
             pipeline, state = report["pipeline"], report["state"]
-            if state == RUNNING:
+            if state in (RUNNING, WAITING):
                 continue
             runs[pipeline, state] += 1
             for row in report["stages"]:
@@ -175,7 +175,7 @@ class Exporter(Collector):
                 gates[pipeline] = report["gates"]
             ended = _timestamp(report["ended"])
             number("enginehouse_run_last_timestamp_seconds", ended, pipeline=pipeline)
-            number("enginehouse_run_last_failed", state not in SUCCESS, pipeline=pipeline)
+            number("enginehouse_run_last_failed", state not in SUCCESS | {REJECTED}, pipeline=pipeline)
             number("enginehouse_run_last_seconds", report.get("seconds", 0), pipeline=pipeline)
             if state in SUCCESS:
                 number("enginehouse_run_last_success_timestamp_seconds", ended, pipeline=pipeline)
@@ -283,7 +283,7 @@ def _flow_runs(home: Home) -> Samples:
             for state in STATES:
                 asked: dict[str, Any] = {
                     "flows": {"name": {"any_": [flow]}},
-                    "flow_runs": {"state": {"type": {"any_": [state]}}},
+                    "flow_runs": {"state": {"type": {"any_": [state]}, "name": {"not_any_": [Rejected.__name__]}}},
                 }
                 counted = client.request("POST", "/flow_runs/count", json=asked)
                 number("enginehouse_prefect_flow_runs", counted.json(), flow=flow, state=state.lower())

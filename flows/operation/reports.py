@@ -17,8 +17,9 @@ from tasks.artifacts.durable import reported
 from tasks.home import Home
 
 PAGE, VALUES, CURVES = "report.md", "report.json", "curves.png"
-RUNNING, FAILED = "running", "failed"
-"""States beside those of a report (`report_of`) and Prefect's names of bad ends: it goes on; it ended with an error."""
+RUNNING, WAITING, FAILED, REJECTED = "running", "waiting", "failed", "rejected"
+"""States beside those of a report (`report_of`) and Prefect's names of bad ends: it goes on; it waits for a person; it
+ended with an error; a person said no."""
 SUCCESS = frozenset({"released", "unchanged", "built"})
 """States of a run that reached its end."""
 

@@ -47,7 +47,7 @@ SILENT_FOR = 60.0
 LATE_LINES = 3.0
 """Seconds in which the last lines of a run that has ended arrive."""
 
-ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut")
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", errors.Rejected.__name__)
 WAITS = ("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Late", "AwaitingConcurrencySlot", "Resuming")
 """A run in one of these states has no process that could give a sign of life."""
 NAMES = (*ENDS, *WAITS, "Running", "Retrying", "Pending", "Submitting", "Cancelling")
@@ -212,6 +212,8 @@ def raised(state: State[Any]) -> EnginehouseError | None:
     if state.is_completed():
         return None
     message = state.message or state.name or ""
+    if state.name == errors.Rejected.__name__:
+        return errors.Rejected(message)
     named = _RAISED.search(message)
     kind = getattr(errors, named[1], None) if named else None
     if isinstance(kind, type) and issubclass(kind, EnginehouseError):

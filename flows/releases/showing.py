@@ -63,7 +63,7 @@ def describe(desk: Desk) -> dict[str, Any]:
         "environment": None if train is None else train.get("environment"),
         "metrics": merged_metrics(release, now),
         "slices": record.details.get("slices", {}),
-        "gates": record.details["gates"],
+        "gates": release.gates,
         "override": release.override,
         "verified": {"at": record.finished, "by": record.actor},
         "history": [

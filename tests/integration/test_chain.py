@@ -38,6 +38,7 @@ def test_the_first_run_builds_verifies_and_serves_everything(digits, first):
     assert first["release"]["name"] == "digits/release@1"
     assert first["release"]["version"] == 1
     assert all(gate["passed"] for gate in first["gates"])
+    assert {gate["runtime"] for gate in first["gates"]} >= {"pytorch", "onnx", "staging", "live"}
 
 
 def test_the_live_servers_accuracy_is_pytorchs(digits, first):
@@ -66,6 +67,7 @@ def test_a_second_run_reuses_everything_and_imports_neither_prefect_nor_torch(di
     assert set(states(report).values()) == {"reused"}
     assert report["state"] == "unchanged"
     assert report["served"] == first["served"]
+    assert {(g["gate"], g["runtime"]) for g in report["gates"]} == {(g["gate"], g["runtime"]) for g in first["gates"]}
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "tasks.stage" in imported
     assert not imported & {"prefect", "torch", "onnx", "onnxruntime", "numpy", "grpc"}

@@ -370,6 +370,12 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     team.wait(run, "Suspended", timeout=180)
     team.wait_for(lambda: not team.processes(run), timeout=30)  # the worker is free
     assert team.json("releases", "ls", "asked")[0]["state"] == "candidate"
+    page = team.report(run)
+    assert "# asked: waiting" in page
+    assert "candidate `asked/release@1`" in page
+    assert "| verify | verified |" in page
+    assert "| parity" in page.partition("## Gates")[2]
+    assert "| staging | passed |" in page.partition("## Gates")[2]
     team.sh("enginehouse", "runs", "resume", run, status=9)
     team.sh("enginehouse", "runs", "approve", run, "--by", "a tester", "--reason", "looks right")
     team.wait(run, "Completed", timeout=180)
@@ -383,8 +389,9 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     team.wait(other, "Suspended", timeout=180)
     answer = {"run_input": {"approve": False, "by": "a tester", "reason": "not today"}}
     team.api("POST", f"/flow_runs/{other}/resume", answer)
-    ended = team.wait(other, "Failed", timeout=180)
-    assert "Rejected: asked/release@2 was rejected by a tester: not today" in ended["state"]["message"]
+    ended = team.wait(other, "Rejected", timeout=180)
+    assert "asked/release@2 was rejected by a tester: not today" in ended["state"]["message"]
+    assert "Traceback" not in team.logs(other)
     with pytest.raises(Refused, match="asks again"):  # it would be rejected again, unasked
         team.resume(other)
     assert [row["state"] for row in team.json("releases", "ls", "asked")] == ["champion", "candidate"]

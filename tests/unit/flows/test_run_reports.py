@@ -118,6 +118,13 @@ def test_the_exporter_counts_runs_stages_and_gates(home):
     assert found["enginehouse_run_last_failed", digits] == 1
     assert found["enginehouse_gate_passed", ("gate", "metrics.accuracy"), digits, ("runtime", "onnx")] == 0
     assert ("enginehouse_gate_passed", ("gate", "parity"), digits, ("runtime", "onnx")) not in found
+
+    leave(home, 4, "rejected", gates=[("metrics.accuracy", True)])
+    leave(home, 5, "waiting")
+    found = numbers(source)
+    assert found["enginehouse_run_last_failed", digits] == 0
+    assert found["enginehouse_runs_total", digits, ("state", "rejected")] == 1
+    assert ("enginehouse_runs_total", digits, ("state", "waiting")) not in found
     last, good = "enginehouse_run_last_timestamp_seconds", "enginehouse_run_last_success_timestamp_seconds"
     assert found[last, digits] >= found[good, digits]
 

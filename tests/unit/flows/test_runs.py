@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
+from flows.operation.approval import rejected
+from flows.operation.log import without_tracebacks
 from flows.operation.retries import passes
 from flows.operation.runs import raised
 from tasks import errors
@@ -52,6 +56,29 @@ def test_the_error_that_a_run_ended_with_keeps_its_kind_and_exit_status(kind):
     told = raised(state)
     assert told is not None
     assert (told.kind, told.exit_status, str(told)) == (kind.kind, kind.exit_status, "what happened\nthe mend")
+
+
+def test_a_rejection_is_told_as_such():
+    state = rejected(Rejected("digits/release@2 was rejected by a tester"))
+    told = raised(state)
+    assert (state.name, told.kind, told.exit_status) == ("Rejected", Rejected.kind, Rejected.exit_status)
+    assert str(told) == "digits/release@2 was rejected by a tester"
+
+
+@pytest.mark.parametrize("run", ["prefect.flow_runs", "prefect.task_runs"])
+def test_the_log_of_a_run_tells_our_errors_without_a_traceback_and_others_with_one(run):
+    without_tracebacks()
+
+    def told(error: Exception) -> str:
+        text, info = "Encountered exception: %r - and so it ended", (type(error), error, None)
+        record = logging.LogRecord(run, logging.ERROR, __file__, 1, text, (error,), info)
+        assert logging.getLogger(run).filter(record)
+        return logging.Formatter().format(record)
+
+    assert told(ConfigError("no such recipe\nname another")) == (
+        "Encountered exception: ConfigError: no such recipe\nname another - and so it ended"
+    )
+    assert told(KeyError("oops")).endswith("and so it ended\nKeyError: 'oops'")
 
 
 def test_what_ended_otherwise_has_status_1_and_its_states_name():

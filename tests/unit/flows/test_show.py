@@ -30,6 +30,7 @@ REPORT = {
         "model": "digits",
         "version": 1,
         "repository": "/somewhere/long/model_repo",
+        "promoted": True,
     },
     "served": {
         "http": "http://127.0.0.1:8000",
