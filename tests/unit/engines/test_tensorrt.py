@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 import threading
 from pathlib import Path
@@ -29,8 +28,7 @@ from tasks.errors import CommandFailed, ConfigError, EnginehouseError, ToolMissi
 from tasks.pipeline_file import load
 from tasks.stage import Site, run_step
 from tasks.toolchain import probe
-
-LOGS = Path(__file__).parents[2] / "golden" / "trtexec" / "logs"
+from tests.trtexec_stand_in import GOOD, LOGS, PLAN, SAVE, program
 
 RECIPE = "class Digits:\n    outputs = ('logits',)\n"
 PIPELINE = """\
@@ -364,36 +362,8 @@ def test_in_docker_the_command_reads_the_same_folders_and_writes_as_the_user(pip
     assert "--onnx=/export/model.onnx" in build.argv
 
 
-# Stand-ins for trtexec: they print a log of the documented format and leave what the test says.
-
-
 def site(pipeline, work=Path("/work"), export=Path("/export")) -> Site:
     return Site(pipeline=pipeline, materials={"export": export}, work=work)
-
-
-def program(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n" + text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-PLAN = r"printf 'ftrt\357\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\000\012\020\001\013'"
-"""The header of a plan of TensorRT 10.16.1.11, for the shell."""
-SAVE = """\
-for a in "$@"; do
-    case "$a" in
-        --saveEngine=*) plan="${a#--saveEngine=}" ;;
-        --exportLayerInfo=*) layers="${a#--exportLayerInfo=}" ;;
-    esac
-done
-"""
-LAYERS = """\
-cat > "$layers" <<END
-{"Layers": [{"LayerType": "CaskConvolution", "Outputs": [{"Format/Datatype": "Half NCHW"}]}], "Bindings": []}
-END
-"""
-GOOD = SAVE + f'{PLAN} > "$plan"\nhead -c 1804000 /dev/zero >> "$plan"\n' + LAYERS
 
 
 @pytest.fixture
