@@ -239,7 +239,7 @@ def run_release(
         if approve is not None and not proposal.is_champion and (reason := approve(offered, outcomes)) is None:
             return outcomes, offered
         done = stage(deploy.STAGE, partial(_deploy, job, proposal, target, release, listener, reason))
-        retain(job.store, job.pipeline, listener)
+        retain(job.store, job.pipeline, target, listener)
         return outcomes, done
 
 

@@ -278,7 +278,7 @@ class Lab:
             load_seconds=load_seconds,
         )
         record_promotion(self.store, release, action="promote", live=live, replicas=replicas)
-        retain(self.store, self.pipeline, self.heard.append)
+        retain(self.store, self.pipeline, self.target, self.heard.append)
 
     def roll_back(self, to: str | None = None) -> dict[str, Any]:
         return roll_back(self.desk(), to=to)

@@ -6,9 +6,10 @@ from flows.releases.desk import Desk, known
 from tasks import publish
 from tasks.artifacts.store import ArtifactStore
 from tasks.config import Pipeline
-from tasks.errors import Refused
+from tasks.errors import EnginehouseError, Refused
 from tasks.events import Listener, note
 from tasks.releases import pin, standing, superfluous, unpin
+from tasks.targets import DeployTarget
 
 
 def set_pin(desk: Desk, *, remove: bool = False) -> dict[str, Any]:
@@ -21,8 +22,9 @@ def set_pin(desk: Desk, *, remove: bool = False) -> dict[str, Any]:
     return {"pipeline": desk.name, "state": state, "release": str(release.ref)}
 
 
-def retain(store: ArtifactStore, pipeline: Pipeline, listener: Listener) -> list[str]:
-    """Remove the versions that only releases beyond `publish.keep` need; what was done, in words."""
+def retain(store: ArtifactStore, pipeline: Pipeline, target: DeployTarget, listener: Listener) -> list[str]:
+    """Remove the versions that only releases beyond `publish.keep` need, and what the target keeps of them; what was
+    done, in words."""
     observed = publish.observe(publish.Repository(pipeline.repository), pipeline.model)
     gone = superfluous(
         standing(store, pipeline.name),
@@ -35,6 +37,11 @@ def retain(store: ArtifactStore, pipeline: Pipeline, listener: Listener) -> list
     if not gone:
         return []
     publish.remove_versions(observed, gone)
-    text = f"removed version {', '.join(map(str, gone))} of {pipeline.model} from the repository (publish.keep)"
-    note(listener, text)
-    return [text]
+    done = [f"removed version {', '.join(map(str, gone))} of {pipeline.model} from the repository (publish.keep)"]
+    try:
+        done += target.forget(pipeline.model, gone)
+    except EnginehouseError as error:  # the release is served all the same
+        done.append(f"what {pipeline.deploy.kind} keeps of it stays: {error}")
+    for text in done:
+        note(listener, text)
+    return done

@@ -65,7 +65,7 @@ def _move(desk: Desk, release: Release, action: Action, *, measure: bool, reason
         live, replicas = bring(desk, release, observed.config, measure=measure)
         if not champion:
             record_promotion(desk.store, release, action=action, live=live, replicas=replicas, reason=reason)
-        retain(desk.store, pipeline, desk.listener)
+        retain(desk.store, pipeline, desk.target, desk.listener)
     return _report(desk, {"promote": "promoted", "roll back": "rolled back"}[action], release, replicas)
 
 

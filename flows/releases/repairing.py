@@ -57,7 +57,7 @@ def repair(desk: Desk) -> dict[str, Any]:
         point_aliases(desk.store, desk.name)
         if desk.store.aliases(desk.name) != before:
             done.append("pointed the aliases at what the history says")
-        done += retain(desk.store, pipeline, desk.listener)
+        done += retain(desk.store, pipeline, desk.target, desk.listener)
     return _repaired(desk, release, done)
 
 

@@ -76,6 +76,9 @@ class DeployTarget(Protocol):
     def clear_leftovers(self) -> Sequence[str]:
         """Remove what staging servers left whose makers were killed; what was done, in words."""
 
+    def forget(self, model: str, versions: Sequence[int]) -> Sequence[str]:
+        """Remove what is kept here of versions that lie in the model repository no more; what was done, in words."""
+
     def stop(self) -> Sequence[Replica]:
         """End the servers and return those that ran."""
 

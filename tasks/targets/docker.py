@@ -22,7 +22,7 @@ from tasks.errors import NotReady
 from tasks.events import Listener, note
 from tasks.home import Home
 from tasks.targets import Replica, load_call
-from tasks.targets.docker_baked import released_image
+from tasks.targets.docker_baked import released_image, remove_images
 from tasks.targets.docker_options import LABELS, PORTS, STOP_SECONDS, DockerConfig, container_options, spec_of
 from tasks.targets.process import server_name
 from tasks.toolchain import probe, triton_client
@@ -178,6 +178,13 @@ class DockerTarget:
     def clear_leftovers(self) -> Sequence[str]:
         """Remove staging containers that ended when their makers were killed."""
         return [f"removed {name}, which a process that died has left" for name in remove_orphans()]
+
+    def forget(self, model: str, versions: Sequence[int]) -> Sequence[str]:
+        """Remove from this engine, not from a registry, the images into which one of the versions is baked."""
+        if self._config.baked is None:
+            return ()
+        gone = remove_images(self._config.baked, {f"content.{model}.{version}" for version in versions})
+        return [f"removed the image {tag}" for tag in gone]
 
     def stop(self) -> Sequence[Replica]:
         """Let the containers drain, and remove them."""

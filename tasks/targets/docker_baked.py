@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts.digest import Digest, digest_of
+from tasks.errors import NotReady
 from tasks.targets import docker_image
 from tasks.toolchain.config_pbtxt import listed_versions
-from tasks.toolchain.docker_engine import engine, find_image, require_image
+from tasks.toolchain.docker_engine import PREFIX, engine, find_image, reported, require_image
 from tasks.toolchain.model_repository import ModelFolder, Repository, models_of, observe
 
 
@@ -37,6 +39,30 @@ def released_image(name: str, *, base: str, repository: Repository, changed: Map
         return found
     docker_image.bake(tag, base=base, models=models, labels=labels, push=push)
     return engine().images.get(tag)
+
+
+def remove_images(name: str, labels: Iterable[str]) -> list[str]:
+    """Remove from this engine the images of that name that have one of the labels; their tags.
+
+    One that a container is made from stays.
+    """
+    import docker
+
+    wanted, removed = {f"{PREFIX}{label}" for label in labels}, list[str]()
+    with reported(f"looking for images of {name}"):
+        images = engine().images.list(name=name)
+    for image in images:
+        if not wanted.intersection(image.labels):
+            continue
+        for tag in (tag for tag in image.tags if tag.startswith(f"{name}:")):
+            try:
+                engine().images.remove(tag)
+            except docker.errors.APIError as error:
+                if error.status_code != HTTPStatus.CONFLICT:
+                    raise NotReady(f"removing the image {tag}: {error.explanation or error}") from error
+            else:
+                removed.append(tag)
+    return removed
 
 
 def _model(folder: ModelFolder, config: str) -> docker_image.Model:

@@ -133,6 +133,10 @@ class ProcessTarget:
         """Nothing: a staging process ends with its maker, and the next one tidies up."""
         return ()
 
+    def forget(self, model: str, versions: Sequence[int]) -> Sequence[str]:  # noqa: ARG002  # as every target's
+        """Nothing: the model repository is all there is."""
+        return ()
+
     def stop(self) -> Sequence[Replica]:
         """End the server."""
         record = self._record()

@@ -321,6 +321,23 @@ def test_baked_releases_replace_the_containers_one_by_one_and_lose_no_request(la
     assert everyone(lab) == [1, 1]
 
 
+def test_images_of_versions_that_retention_removes_go_with_them_and_can_be_made_anew(lab, docker, registry):
+    name = f"{registry[0]}/kept"
+    lab.keep, lab.deploy = 1, f"{{kind: docker, baked: '{name}'}}"
+    lab.configure()
+    tags: dict[int, str] = {}
+    for number in (1, 2, 3, 4):  # each lists the version before it, too
+        lab.promote(lab.release(number))
+        (tags[number],) = (tag for tag in lab.target._image({}).tags if tag.startswith(name))
+    assert not (lab.root / "models" / "adding" / "1").exists()
+    there = {tag for image in docker.images.list(name=name) for tag in image.tags if tag.startswith(name)}
+    assert there & {*tags.values()} == {tags[3], tags[4]}
+    said = {event["text"] for event in lab.heard if "removed the image" in event.get("text", "")}
+    assert said == {f"removed the image {tags[number]}" for number in (1, 2)}
+    lab.roll_back("1")
+    assert everyone(lab) == [1]
+
+
 @pytest.mark.skipif("ENGINEHOUSE_TEST_DOCKERD" not in os.environ, reason="needs an engine that it may restart")
 def test_after_a_restart_of_the_engine_the_champion_serves_again(lab, docker):
     folder = os.environ["ENGINEHOUSE_TEST_DOCKERD"]
