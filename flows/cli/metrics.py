@@ -2,12 +2,15 @@
 
 import errno
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter, validators
 
-from flows.cli.console import PORT, HomeFolder, home_at, out
+from flows.cli.console import PORT, HomeFolder, home_at, notes_to_stderr, out
 from tasks.errors import ConfigError, Problem, Refused
+from tasks.events import note
+from tasks.home import Home
 from tasks.toolchain import processes
 
 DEFAULT_PORT = 9847
@@ -31,7 +34,7 @@ def serve(
 
     from flows.operation.exporter import Exporter
 
-    exporter = Exporter(home_at(home))
+    exporter = Exporter(_home(home))
     try:
         start_http_server(port, addr=host, registry=exporter.registry())
     except OSError as error:
@@ -53,6 +56,14 @@ def print_(*, home: HomeFolder = None) -> None:
 
     from flows.operation.exporter import Exporter
 
-    exporter = Exporter(home_at(home))
+    exporter = Exporter(_home(home))
     exporter.refresh()
     sys.stdout.write(generate_latest(exporter.registry()).decode())
+
+
+def _home(folder: Path | None) -> Home:
+    """The home, which may be made later: an exporter starts with the machine, before the first run."""
+    home = home_at(folder)
+    if not home.root.is_dir():
+        note(notes_to_stderr, f"nothing ran yet in {home.root}; --home names another folder")
+    return home

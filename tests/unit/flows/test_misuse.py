@@ -121,3 +121,11 @@ def test_a_server_that_goes_away_under_a_command_is_named(home, monkeypatch):
             pytest.raises(NotReady, match=f"{url} answers no more"),
         ):
             ask_when_it_is_gone(Home(home), server)
+
+
+def test_numbers_of_a_home_in_which_nothing_ran_name_it_and_make_nothing(capsys, home):
+    cli.main(["metrics", "print"])
+    told = capsys.readouterr()
+    assert "enginehouse_exporter_source_up" in told.out
+    assert f"nothing ran yet in {home}" in told.err
+    assert not home.exists()
