@@ -154,7 +154,8 @@ class Prospect:
         return {
             "stage": self.stage,
             "state": self.state,
-            "artifact": None if self.artifact is None else str(self.artifact),
+            # What another pipeline has built has no name in this one until a run gives it one.
+            "artifact": None if self.artifact is None or not self.artifact.number else str(self.artifact),
             "reasons": list(self.reasons),
             "commands": [list(argv) for argv in self.commands],
             "actions": list(self.actions),

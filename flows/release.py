@@ -27,9 +27,10 @@ from tasks.releases import (
     record_release,
     standing,
     used_versions,
+    yardstick,
 )
 from tasks.served import Candidate, Verification
-from tasks.stage import Outcome
+from tasks.stage import FAILED, REUSED, Outcome
 from tasks.targets import DeployTarget, Replica, target_of
 
 RELEASED_FROM = ("engine", "triton_config", "validate")
@@ -47,6 +48,8 @@ class Proposal:
     materials: Mapping[str, ArtifactRef]
     recorded: Release | None
     """The record of this very release, if it was made before."""
+    is_proven: bool
+    """Whether that record holds by the gates as they are now; or it is the champion, whom a run does not try again."""
     is_champion: bool
     """Whether the history says that it is what should be served."""
 
@@ -126,7 +129,15 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
             f"it does not come back by itself: `enginehouse releases promote {recorded.ref}` releases it all the same"
         )
     is_champion = recorded is not None and now.champion == recorded
-    return Proposal(plan=plan, candidate=candidate, materials=materials, recorded=recorded, is_champion=is_champion)
+    judged_by = yardstick(pipeline, champion=plan.observed.champion, override=job.override)
+    return Proposal(
+        plan=plan,
+        candidate=candidate,
+        materials=materials,
+        recorded=recorded,
+        is_proven=is_champion or (recorded is not None and recorded.judged_by == judged_by),
+        is_champion=is_champion,
+    )
 
 
 def deploy_steps(job: Job, proposal: Proposal) -> list[str]:
@@ -186,72 +197,77 @@ def run_release(
     products: Mapping[str, ArtifactRef],
     listener: Listener,
     call: Callable[[str, Callable[[], Any]], Any],
+    outcomes: list[Outcome],
     *,
-    approve: Callable[[Served, Sequence[Outcome]], str | None] | None = None,
-) -> tuple[list[Outcome], Served | None]:
+    approve: Callable[[Served], str | None] | None = None,
+) -> Served | None:
     """Verify on a staging server, publish, deploy; only what is not done yet.
 
-    `call` runs one stage under its name (in Prefect: as a task). `approve` is asked before the live servers move to
-    another release, and is shown that and what was done so far; what it returns is recorded as the reason, and without
-    one nothing is moved.
+    `call` runs one stage under its name (in Prefect: as a task), and how it ended is added to `outcomes`. `approve` is
+    asked before the live servers move to another release; what it returns is recorded as the reason, and without one
+    nothing is moved.
     """
     target = target_of(job.pipeline, job.home)
-    outcomes: list[Outcome] = []
 
     def stage(name: str, work: Callable[[], tuple[str, T]]) -> T:
         listener({"type": "stage_started", "stage": name, "why": ""})
         started = time.monotonic()
-        state, result = cast("tuple[str, T]", call(name, work))
-        outcome = Outcome(stage=name, state=state, artifact=None, seconds=time.monotonic() - started)
-        outcomes.append(outcome)
+        state = FAILED
+        try:
+            state, result = cast("tuple[str, T]", call(name, work))
+        finally:
+            outcome = Outcome(stage=name, state=state, artifact=None, seconds=time.monotonic() - started)
+            outcomes.append(outcome)
         listener({"type": "stage_ended", **outcome.to_json()})
         return result
 
     with deploy.release_lock(job.home, job.pipeline.repository, job.pipeline.model):
         proposal = propose(job, products)
         if (done := settled(job, proposal)) is not None:
-            return [_unchanged(name) for name in (verify.STAGE, publish.STAGE, deploy.STAGE)], done
+            outcomes += [_unchanged(name) for name in (verify.STAGE, publish.STAGE, deploy.STAGE)]
+            return done
         refuse_unfit(job.store, job.pipeline, str(products["engine"]), products["engine"].record, target)
         source = partial(job.store.materialise, products["engine"])
         proven = stage(verify.STAGE, partial(_verify, job, proposal, target, source, listener))
         if not job.selection.covers(publish.STAGE):
-            return outcomes, None
+            return None
         placed = stage(publish.STAGE, partial(_publish, proposal, source))
         if placed.version != proposal.candidate.version:  # another publisher took the number: prove the set anew
             proposal = propose(job, products)
             proven = stage(verify.STAGE, partial(_verify, job, proposal, target, source, listener))
         release = proposal.recorded
-        if release is None:
-            assert proven is not None, "what was not released before was just verified"
+        if proven is not None:
             release = record_release(
                 job.store,
                 job.pipeline,
                 proposal.candidate,
                 proposal.materials,
                 staging=proven,
+                champion=proposal.plan.observed.champion,
                 overrides=job.overrides,
                 override=job.override,
             )
+        assert release is not None, "what was not released before was just verified"
         offered = _shown(job, release, promoted=proposal.is_champion)
         if not job.selection.covers(deploy.STAGE):
-            return outcomes, offered
+            return offered
         reason = None
-        if approve is not None and not proposal.is_champion and (reason := approve(offered, outcomes)) is None:
-            return outcomes, offered
+        if approve is not None and not proposal.is_champion and (reason := approve(offered)) is None:
+            return offered
         done = stage(deploy.STAGE, partial(_deploy, job, proposal, target, release, listener, reason))
         retain(job.store, job.pipeline, target, listener)
-        return outcomes, done
+        return done
 
 
 def _unchanged(name: str) -> Outcome:
-    return Outcome(stage=name, state="reused", artifact=None, seconds=0)
+    return Outcome(stage=name, state=REUSED, artifact=None, seconds=0)
 
 
 def _verify(
     job: Job, proposal: Proposal, target: DeployTarget, source: Callable[[Path], None], listener: Listener
 ) -> tuple[str, Verification | None]:
-    if proposal.recorded is not None:
-        return "reused", None
+    if proposal.is_proven:
+        return REUSED, None
     proven = verify.verify(
         job.pipeline,
         proposal.candidate,
@@ -267,7 +283,7 @@ def _verify(
 
 
 def _publish(proposal: Proposal, source: Callable[[Path], None]) -> tuple[str, publish.Published]:
-    state = "reused" if proposal.plan.reuses is not None else "published"
+    state = REUSED if proposal.plan.reuses is not None else "published"
     return state, publish.place_version(proposal.plan, source)
 
 

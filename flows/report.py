@@ -122,7 +122,15 @@ def markdown(report: Mapping[str, Any], extras: Extras | None = None, *, curves:
     if report["served"] is not None:
         served = report["served"]
         lines += ["", "## Ask it", "", "```sh", served["call"], "```"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + (f"\n{end(report['error'])}" if report.get("error") else "")
+
+
+END = "## How it ended"
+
+
+def end(message: str) -> str:
+    """The part of the page that tells why a run did not reach its end."""
+    return f"{END}\n\n```text\n{message}\n```\n"
 
 
 def curves_in_words(history: Sequence[Mapping[str, Any]]) -> list[list[str]]:

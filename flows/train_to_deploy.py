@@ -1,7 +1,8 @@
 """The flow `train-to-deploy`: every stage in order, each a Prefect task, with the report as Prefect artifacts."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -17,16 +18,17 @@ from flows.operation import approval, retries
 from flows.operation.artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
 from flows.operation.log import logged, without_tracebacks
 from flows.operation.owner import require_ours, sign
-from flows.operation.reports import WAITING
+from flows.operation.reports import REJECTED, RUNNING, WAITING
 from flows.parameters import Override, PipelineFile, Reason
 from flows.release import Served, run_release
 from flows.releases import refuse_unfit_plan
 from flows.report import markdown, report_of
 from tasks import validate
-from tasks.errors import GateFailed, GateResult, Rejected
+from tasks.artifacts.record import ArtifactRef
+from tasks.errors import EnginehouseError, GateResult, Rejected
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
-from tasks.stage import Outcome
+from tasks.stage import FAILED, REUSED, KeyedStage, Outcome
 from tasks.targets import target_of
 
 LISTENER: ContextVar[Listener] = ContextVar("LISTENER", default=silent)
@@ -39,7 +41,7 @@ StageName = Literal[  # in one piece, so that Prefect's form has one list of cho
 
 
 def _run_name() -> str:
-    return Path(flow_run.parameters["pipeline"]).parent.name
+    return Path(flow_run.parameters["pipeline"]).absolute().parent.name
 
 
 @flow(name="train-to-deploy", flow_run_name=_run_name, persist_result=False)
@@ -64,49 +66,62 @@ def train_to_deploy(
     started = time.monotonic()
     sign()
     without_tracebacks()
-    listener = _told_to(logged(get_run_logger()), LISTENER.get())
+    told = _told_to(logged(get_run_logger()), LISTENER.get())
     selection = Selection(start=start, until=until, rebuild=frozenset(rebuild))
-    job = open_job(pipeline, overrides, selection, listener, override=override)
+    job = open_job(pipeline, overrides, selection, told, override=override)
     check_tools(job)
-    products = dict(job.given)
-    outcomes: list[Outcome] = []
-    for stage in job.stages:
-        if job.selection.covers(stage.name):
-            outcome: Outcome = _as_task(stage.name, partial(run_stage, stage, job, products, listener))
-            assert outcome.artifact is not None
-            products[stage.name] = outcome.artifact
-            outcomes.append(outcome)
+    listener = _told_to(told, TrainingProgress(job.pipeline.name))
+    products, outcomes = dict(job.given), list[Outcome]()
     gates: list[GateResult] = []
-    if "validate" in products:
-        measured = validate.measured(job.store.path(products["validate"]))
-        gates = validate.judge(job.pipeline, measured)
 
-    def publish(more: Sequence[Outcome] = (), *, served: Served | None = None, **changed: Any) -> dict[str, Any]:
+    def publish(served: Served | None = None, **changed: Any) -> dict[str, Any]:
         seconds = time.monotonic() - started
-        report = report_of(job, [*outcomes, *more], products, gates, served=served, seconds=seconds) | changed
-        publish_report(job, report)
-        return report
+        return publish_report(job, report_of(job, outcomes, products, gates, served=served, seconds=seconds) | changed)
 
-    def page(candidate: Served, so_far: Sequence[Outcome]) -> str:
-        return markdown(publish(so_far, served=candidate, state=WAITING))
+    def page(candidate: Served) -> str:
+        return markdown(publish(candidate, state=WAITING))
 
-    report = publish()
-    require(gates, consequence="nothing was published, and the champion stays as it was", override=override)
-    if job.selection.covers("verify"):
-        approve = approval.for_run(job.pipeline, page, listener)
-        try:
-            released, served = run_release(job, products, listener, _as_task, approve=approve)
-        except GateFailed as failed:
-            gates += failed.results
-            publish()
-            raise
-        except Rejected as answer:
-            return approval.rejected(answer)
-        report = publish(released, served=served)
-        outcomes += released
-    if all(outcome.state == "reused" for outcome in outcomes):
+    try:
+        for stage in job.stages:
+            if job.selection.covers(stage.name):
+                products[stage.name] = _build(stage, job, products, listener, outcomes)
+        if "validate" in products:
+            gates += validate.judge(job.pipeline, validate.measured(job.store.path(products["validate"])))
+        if not job.selection.covers("verify"):
+            report = publish()
+        else:
+            publish(state=RUNNING)
+        require(gates, consequence="nothing was published, and the champion stays as it was", override=override)
+        if job.selection.covers("verify"):
+            approve = approval.for_run(job.pipeline, page, listener)
+            report = publish(run_release(job, products, listener, _as_task, outcomes, approve=approve))
+    except Rejected as answer:
+        publish(state=REJECTED, error=str(answer))
+        return approval.rejected(answer)
+    except EnginehouseError as error:
+        gates += [result for result in getattr(error, "results", ()) if result not in gates]
+        with suppress(Exception):  # it is the first error that is to be told
+            publish(state=FAILED, error=str(error))
+        raise
+    if all(outcome.state == REUSED for outcome in outcomes):
         get_run_logger().info("%s: nothing has changed, so nothing was done", job.pipeline.name)
     return report
+
+
+def _build(
+    stage: KeyedStage, job: Job, products: Mapping[str, ArtifactRef], listener: Listener, outcomes: list[Outcome]
+) -> ArtifactRef:
+    """Run one keyed stage as a task, and add to `outcomes` how it ended."""
+    started = time.monotonic()
+    try:
+        outcome: Outcome = _as_task(stage.name, partial(run_stage, stage, job, products, listener))
+    except EnginehouseError:
+        seconds = time.monotonic() - started
+        outcomes.append(Outcome(stage=stage.name, state=FAILED, artifact=None, seconds=seconds))
+        raise
+    outcomes.append(outcome)
+    assert outcome.artifact is not None
+    return outcome.artifact
 
 
 def check_tools(job: Job) -> None:
@@ -134,11 +149,7 @@ def _as_task(name: str, work: Callable[[], Any]) -> Any:
 
 
 def _told_to(*listeners: Listener) -> Listener:
-    progress = TrainingProgress(_run_name())
-
     def listen(event: Event) -> None:
-        if event["type"] == "progress":
-            progress(event)
         for each in listeners:
             each(event)
 

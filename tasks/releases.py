@@ -23,7 +23,9 @@ from tasks.artifacts.digest import Digest
 from tasks.artifacts.record import RELEASE_STAGE, ArtifactRef, BuildRecord
 from tasks.artifacts.store import ArtifactStore
 from tasks.config import Pipeline
+from tasks.engines import kind_of
 from tasks.errors import GateResult
+from tasks.gates import compares
 from tasks.served import Candidate, Verification
 from tasks.targets import Replica
 from tasks.toolchain.model_repository import CONFIG
@@ -74,6 +76,11 @@ class Release:
     def gates(self) -> Sequence[Mapping[str, Any]]:
         """What it passed on a staging server (`gates_json`)."""
         return cast("Sequence[Mapping[str, Any]]", self.record.details["gates"])
+
+    @property
+    def judged_by(self) -> Mapping[str, Any] | None:
+        """What it was measured against (`yardstick`)."""
+        return cast("Mapping[str, Any] | None", self.record.details.get("judged_by"))
 
     @property
     def override(self) -> str | None:
@@ -256,6 +263,17 @@ def find_recorded(
     return found[-1] if found else None
 
 
+def yardstick(pipeline: Pipeline, *, champion: int | None, override: str | None) -> dict[str, Any]:
+    """What a candidate is measured against on a staging server: where this has changed, so may have the judgement."""
+    gates = pipeline.gates
+    return {
+        "gates": gates.model_dump(mode="json"),
+        "tolerance": kind_of(pipeline).tolerance(pipeline).model_dump(mode="json"),
+        "champion": champion if compares(gates) or gates.load is not None else None,
+        "override": override,
+    }
+
+
 def record_release(
     store: ArtifactStore,
     pipeline: Pipeline,
@@ -263,10 +281,14 @@ def record_release(
     products: Mapping[str, ArtifactRef],
     *,
     staging: Verification,
+    champion: int | None = None,
     overrides: Sequence[str] = (),
     override: str | None = None,
 ) -> Release:
-    """Keep what was verified on a staging server, from what it was made, and by which numbers; it is the candidate."""
+    """Keep what was verified on a staging server, from what it was made, and by which numbers; it is the candidate.
+
+    `champion` is the version that it was compared with.
+    """
     details: dict[str, Any] = {
         "repository": str(pipeline.repository.resolve()),
         "model": candidate.model,
@@ -276,6 +298,7 @@ def record_release(
         "metrics": {name: {"staging": value} for name, value in staging.metrics.items()},
         "slices": {name: dict(values) for name, values in staging.slices.items()},
         "gates": gates_json(staging.gates),
+        "judged_by": yardstick(pipeline, champion=champion, override=override),
         "override": override,
         "pipeline_file": str(pipeline.source),
         "overrides": list(overrides),

@@ -144,13 +144,17 @@ class KeyedStage:
     """What a plan says of the stage beside its commands; a line each."""
 
 
+REUSED, FAILED = "reused", "failed"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How one stage of a run ended."""
 
     stage: str
     state: str
-    """`built` or `reused` for a keyed stage; a reconciling stage also says `released`, `started`, `unchanged`."""
+    """`built` or `reused` for a keyed stage; a reconciling stage also says `verified`, `published`, `released`,
+    `started`; `failed` where it raised."""
     artifact: ArtifactRef | None
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)

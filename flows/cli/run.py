@@ -58,6 +58,7 @@ def run(
         if report is not None:
             folder = RunFolder.new(job.home, job.pipeline.name)
             report["page"] = str(folder.page)
+            report["seconds"] = round(time.monotonic() - started, 3)
             folder.keep(report, markdown(report))
         else:
             request = {
@@ -158,6 +159,6 @@ def _release_prospects(job: Job, products: Mapping[str, ArtifactRef]) -> list[di
     if settled(job, proposal) is not None:
         return prospects("hit", nothing)
     versions = ", ".join(map(str, proposal.candidate.versions))
-    verify = [f"load versions {versions} on a staging server"] if proposal.recorded is None else []
+    verify = [f"load versions {versions} on a staging server"] if not proposal.is_proven else []
     moved = deploy_steps(job, proposal)
     return prospects("miss", {"verify": verify, "publish": proposal.plan.steps, "deploy": moved})

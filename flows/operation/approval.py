@@ -5,7 +5,7 @@ from the top, where the store answers for all that is done, and finds the answer
 run that comes to another candidate asks again. A rejection is a state of its own, neither success nor failure.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from prefect import get_run_logger, suspend_flow_run
@@ -19,7 +19,6 @@ from flows.words import invoked
 from tasks.config import Pipeline
 from tasks.errors import Rejected
 from tasks.events import Listener, note
-from tasks.stage import Outcome
 
 
 class Decision(RunInput):
@@ -30,10 +29,9 @@ class Decision(RunInput):
     reason: str = Field("", description="Why; kept with the release.")
 
 
-Approve = Callable[[Served, Sequence[Outcome]], str | None]
-"""Asked before the live servers move to a candidate, after these stages: the reason to record. `None`: not yet, and
-nothing is to be moved."""
-Page = Callable[[Served, Sequence[Outcome]], str]
+Approve = Callable[[Served], str | None]
+"""Asked before the live servers move to a candidate: the reason to record. `None`: not yet, nothing is to be moved."""
+Page = Callable[[Served], str]
 """Publishes the report as it is then, and returns it as Markdown."""
 
 
@@ -42,7 +40,7 @@ def for_run(pipeline: Pipeline, page: Page, listener: Listener) -> Approve | Non
     if pipeline.approve is None:
         return None
 
-    def approve(candidate: Served, outcomes: Sequence[Outcome]) -> str | None:
+    def approve(candidate: Served) -> str | None:
         release = candidate.release
         if deployment.id is None:  # Prefect suspends nothing that it could not start again
             note(
@@ -59,7 +57,7 @@ def for_run(pipeline: Pipeline, page: Page, listener: Listener) -> Approve | Non
         )
         decision = suspend_flow_run(
             wait_for_input=Decision.with_initial_data(
-                description=f"`{release.ref}` is verified. Shall it be served?\n\n{page(candidate, outcomes)}", by=""
+                description=f"`{release.ref}` is verified. Shall it be served?\n\n{page(candidate)}", by=""
             ),
             timeout=max(1, round(3600 * pipeline.approve_within_hours)),
             key=f"{release.ref.pipeline}-release-{release.ref.number}",

@@ -19,15 +19,15 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import TaskRunContext
 from prefect.flows import Flow
 from prefect.settings import get_current_settings
 
 from flows.chain import Job
-from flows.operation.reports import CURVES, FAILED, RUNNING, RunFolder
+from flows.operation.reports import CANCELLED, CURVES, FAILED, REJECTED, RunFolder, carried_over
 from flows.report import Extras, markdown
-from tasks.errors import EnginehouseError
+from tasks.errors import EnginehouseError, Rejected
 from tasks.events import Event
 from tasks.home import find_home
 from tasks.pipeline_file import load
@@ -87,7 +87,7 @@ class TrainingProgress:
 
     def __call__(self, event: Event) -> None:
         """Take an event; microseconds."""
-        if event["stage"] != self._stage or not event.get("total"):
+        if event["type"] != "progress" or event["stage"] != self._stage or not event.get("total"):
             return
         with self._lock:
             self._newest = event
@@ -124,17 +124,17 @@ class TrainingProgress:
             update_progress_artifact(self._artifact, percent, description=text)
 
 
-def publish_report(job: Job, report: dict[str, Any]) -> None:
-    """Show the report in Prefect's UI, and keep it in the home; the report gets to know its page there."""
+def publish_report(job: Job, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Show the report in Prefect's UI, and keep it in the home; returns it with the place of its page there.
+
+    What an earlier part of this run had reported as its work stays its work.
+    """
     folder = run_folder(job)
-    report["page"] = str(folder.page)
+    report = carried_over(report, folder.last()) | {"page": str(folder.page)}
     run_url, curves = _run_url(), _curves(job, report)
     extras = Extras.of(job, report, run=run_url)
     page = markdown(report, extras, curves=CURVES if curves else None)
-    # What is to be released is reported twice; a run that dies in between has not succeeded.
-    released = any(row["stage"] == "verify" for row in report["stages"])
-    state = report["state"] if released or not job.selection.covers("verify") else RUNNING
-    folder.keep({**report, "state": state}, page, curves)
+    folder.keep(report, page, curves)
     name = report["pipeline"]
     create_table_artifact(
         key=key(name, "stages"),
@@ -158,7 +158,7 @@ def publish_report(job: Job, report: dict[str, Any]) -> None:
         key=key(name, "report"), markdown=markdown(report, extras, curves=picture), description="The run's report."
     )
     if (release := report["release"]) is None:
-        return
+        return report
     model = f"{release['model']} version {release['version']}"
     if run_url is not None:
         create_link_artifact(
@@ -174,6 +174,7 @@ def publish_report(job: Job, report: dict[str, Any]) -> None:
             key=key(name, "served"),
             description=f"What the served model says of itself; it was released as `{release['name']}`.",
         )
+    return report
 
 
 def run_folder(job: Job) -> RunFolder:
@@ -190,7 +191,10 @@ def keep_failure(flow: "Flow[..., Any]", flow_run: FlowRun, state: "State[Any]")
     moment = flow_run.expected_start_time or datetime.now(UTC)
     folder = RunFolder.new(find_home(pipeline.folder), pipeline.name, moment)
     name = state.name or state.type.value
-    folder.fail(pipeline.name, FAILED if state.is_failed() else name.lower(), state.message or name)
+    word = {StateType.FAILED: FAILED, StateType.CANCELLING: CANCELLED, StateType.CANCELLED: CANCELLED}.get(state.type)
+    if name == Rejected.__name__:
+        word = REJECTED
+    folder.fail(pipeline.name, word or name.lower(), state.message or name)
 
 
 def _run_url() -> str | None:

@@ -4,6 +4,7 @@ A scrape answers from memory. What it answers is read by a thread every `interva
 one that hangs or is broken takes nothing from the others but its own numbers; `enginehouse_exporter_source_up` tells.
 """
 
+import re
 import threading
 import time
 from collections import Counter
@@ -181,7 +182,7 @@ class Exporter(Collector):
                 number("enginehouse_run_last_success_timestamp_seconds", ended, pipeline=pipeline)
         for pipeline, judged in gates.items():
             for gate in judged:
-                labels = {"pipeline": pipeline, "gate": gate["gate"], "runtime": gate["runtime"]}
+                labels = {"pipeline": pipeline, "gate": gate_label(gate["gate"]), "runtime": gate["runtime"]}
                 number("enginehouse_gate_passed", gate["passed"], **labels)
                 number("enginehouse_gate_measured", gate["measured"], **labels)
         for (pipeline, state), count in runs.items():
@@ -288,6 +289,21 @@ def _flow_runs(home: Home) -> Samples:
                 counted = client.request("POST", "/flow_runs/count", json=asked)
                 number("enginehouse_prefect_flow_runs", counted.json(), flow=flow, state=state.lower())
     return number.samples
+
+
+def gate_label(gate: str) -> str:
+    """A gate's name without what was measured, which would make every run a series of its own.
+
+    >>> gate_label("metrics.accuracy against the champion's 0.97")
+    "metrics.accuracy against the champion's"
+    >>> gate_label("load (own load): p99 of p50/p95/p99 1.7/2.5/3.4 ms to the champion's 1.6/2.5/3.5 ms")
+    'load (own load): p99'
+    >>> gate_label("load (own load): 812/s to the champion's 790/s")
+    'load (own load): throughput'
+    """
+    gate = re.sub(r"(?<=against the champion's) .*", "", gate)
+    gate = re.sub(r"^(load \(.*?\): p99) .*", r"\1", gate)
+    return re.sub(r"^(load \(.*?\): )\S+/s to .*", r"\1throughput", gate)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -13,13 +13,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flows.report import END, end
 from tasks.artifacts.durable import reported
 from tasks.home import Home
+from tasks.stage import REUSED
 
 PAGE, VALUES, CURVES = "report.md", "report.json", "curves.png"
-RUNNING, WAITING, FAILED, REJECTED = "running", "waiting", "failed", "rejected"
+RUNNING, WAITING, FAILED, REJECTED, CANCELLED = "running", "waiting", "failed", "rejected", "cancelled"
 """States beside those of a report (`report_of`) and Prefect's names of bad ends: it goes on; it waits for a person; it
-ended with an error; a person said no."""
+ended with an error; a person said no; a person ended it."""
 SUCCESS = frozenset({"released", "unchanged", "built"})
 """States of a run that reached its end."""
 
@@ -49,15 +51,33 @@ class RunFolder:
                 shutil.copyfile(curves, self.path / CURVES)
             if page is not None:
                 _replace(self.page, page)
-            ended = datetime.now(UTC).isoformat(timespec="milliseconds")
+            ended = datetime.now(UTC).isoformat(timespec="microseconds")
             _replace(self.path / VALUES, json.dumps({**report, "ended": ended}) + "\n")
 
     def fail(self, pipeline: str, state: str, message: str) -> None:
         """Write down that the run did not reach its end; what it had reported until then stays."""
-        values = read(self.path / VALUES) or {"pipeline": pipeline, "stages": [], "metrics": {}, "gates": []}
+        values = self.last() or {"pipeline": pipeline, "stages": [], "metrics": {}, "gates": []}
         before = self.page.read_text().partition("\n")[2] if self.page.exists() else ""
-        end = f"\n## How it ended\n\nThe run {state}:\n\n```text\n{message}\n```\n"
-        self.keep({**values, "state": state, "error": message}, f"# {pipeline}: {state}\n{before}{end}")
+        before = before.partition(f"\n{END}\n")[0]
+        self.keep({**values, "state": state, "error": message}, f"# {pipeline}: {state}\n{before}\n{end(message)}")
+
+    def last(self) -> dict[str, Any] | None:
+        """The report as it was kept last."""
+        return read(self.path / VALUES)
+
+
+def carried_over(report: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The report with what an earlier part of the same run had done, and this part found done.
+
+    A run that waited for a person begins at the top again.
+    """
+    if before is None:
+        return dict(report)
+    done = {(row["stage"], row["artifact"]): row for row in before["stages"] if row["state"] not in (REUSED, FAILED)}
+    rows = [
+        done.get((row["stage"], row["artifact"]), row) if row["state"] == REUSED else row for row in report["stages"]
+    ]
+    return {**report, "stages": rows}
 
 
 def _replace(file: Path, text: str) -> None:
@@ -83,7 +103,7 @@ class RunReports:
     _known: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
 
     def refresh(self) -> list[dict[str, Any]]:
-        """All reports as they are now, oldest first."""
+        """All reports as they are now, in the order in which they ended: one that waited for a person is overtaken."""
         found: dict[str, tuple[int, dict[str, Any]]] = {}
         for folder in sorted(self.home.runs.iterdir()) if self.home.runs.is_dir() else ():
             file = folder / VALUES
@@ -97,4 +117,4 @@ class RunReports:
             elif (value := read(file)) is not None:
                 found[folder.name] = (changed, value)
         self._known = found
-        return [value for _, value in found.values()]
+        return sorted((value for _, value in found.values()), key=lambda value: str(value["ended"]))

@@ -293,6 +293,7 @@ def cancel(client: SyncPrefectClient, run: FlowRun, *, within: float = GRACE) ->
     Where no worker is left to do it, and the run's process is gone too, it is marked as cancelled. Raises `NotReady`
     where the process goes on.
     """
+    run = client.read_flow_run(run.id)  # what the caller knows of it may be old
     if state_of(run).is_final():
         raise Refused(f"the run {run.id} has ended: {state_of(run).name}")
     if state_of(run).type in WITHOUT_PROCESS:  # nobody would answer to `Cancelling`

@@ -31,7 +31,7 @@ def lab(tmp_path, triton_installation):
     made.stop()
 
 
-def run(lab, number, *, override=None) -> None:
+def run(lab, number, *, override=None, approve=None) -> None:
     """What `enginehouse run` does after its keyed stages."""
     job = Job(
         pipeline=lab.pipeline,
@@ -42,7 +42,7 @@ def run(lab, number, *, override=None) -> None:
         given={},
         override=override,
     )
-    run_release(job, lab.products(number), lab.heard.append, lambda _name, work: work())
+    run_release(job, lab.products(number), lab.heard.append, lambda _name, work: work(), [], approve=approve)
 
 
 def configure(lab, gates) -> None:
@@ -77,6 +77,24 @@ def test_a_candidate_is_measured_beside_the_champion_and_judged_by_the_differenc
 
     run(lab, 2)
     assert lab.ask() == 2
+
+
+def test_a_candidate_that_other_gates_have_proven_is_proven_anew(lab):
+    def not_yet(_candidate):
+        return None
+
+    run(lab, 1)
+    for _ in range(2):
+        run(lab, 0.5, approve=not_yet)
+    assert [release.ref.number for release in lab.desk().standing.releases] == [1, 2], "the same gates: the same proof"
+    configure(lab, "{metrics: {offset: {min_improvement: 0}}}")
+    with pytest.raises(GateFailed, match=r"measured -0\.5, allowed >= 0 better"):
+        run(lab, 0.5)
+    assert lab.ask() == 1
+    configure(lab, "{metrics: {offset: {max_loss: 0.6}}}")
+    run(lab, 0.5)
+    assert lab.ask() == 0.5
+    assert lab.desk().standing.champion.ref.number == 3, "with its own proof"
 
 
 def test_a_slice_that_is_worse_than_allowed_stops_the_release(lab):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -18,6 +21,7 @@ from tasks.errors import Refused
 pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).parents[2]
+ENGINEHOUSE = Path(sys.executable).with_name("enginehouse")
 
 
 def stages(team, pipeline):
@@ -315,6 +319,27 @@ def test_a_run_that_lives_is_not_resumed(team):
     assert team.state(run) == "Cancelled"
 
 
+def test_ctrl_c_cancels_the_run_that_is_followed_and_returns_when_its_processes_are_gone(team):
+    told = team.root / "followed.log"
+    with told.open("wb") as log:
+        following = subprocess.Popen(
+            [ENGINEHOUSE, "runs", "start", "train-to-deploy/endless", "--set", "train.seed=5"],
+            cwd=team.root,
+            env=team.environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    team.wait_for(lambda: "train: begins" in told.read_text(), timeout=90, what=told.read_text)
+    run = team.runs_of("endless")[-1]["id"]
+    assert team.processes(run)
+    following.send_signal(signal.SIGINT)
+    assert following.wait(90) == 130, told.read_text()
+    assert team.processes(run) == []
+    assert team.state(run) == "Cancelled"
+    newest = max(team.home.glob("runs/*-endless/report.md"))
+    assert newest.read_text().startswith("# endless: cancelled")
+
+
 def test_a_stage_whose_program_was_killed_is_tried_again(team):
     recipe = team.pipeline("mortal").with_name("recipe.py")
     mark = recipe.with_name("killed-once")
@@ -383,6 +408,9 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     assert shown["state"] == "champion"
     assert shown["history"][0]["reason"] == "approved by a tester: looks right"
     assert stages(team, "asked").count("asked/train@1") == 1
+    page = team.report(run)
+    assert page.startswith("# asked: released")
+    assert "| train | built | asked/train@1 |" in page, "also what it did before it was suspended"
 
     # The next candidate, refused by the form's own call of the API.
     other = team.start("asked", "serve.max_batch_size=8")
@@ -392,6 +420,10 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     ended = team.wait(other, "Rejected", timeout=180)
     assert "asked/release@2 was rejected by a tester: not today" in ended["state"]["message"]
     assert "Traceback" not in team.logs(other)
+    page = team.report(other)
+    assert page.startswith("# asked: rejected")
+    assert "was rejected by a tester: not today" in page
+    assert any(file.read_text().startswith("# asked: rejected") for file in team.home.glob("runs/*-asked/report.md"))
     with pytest.raises(Refused, match="asks again"):  # it would be rejected again, unasked
         team.resume(other)
     assert [row["state"] for row in team.json("releases", "ls", "asked")] == ["champion", "candidate"]

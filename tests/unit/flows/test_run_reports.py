@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from flows.operation import exporter
 from flows.operation.exporter import METRICS, Exporter
-from flows.operation.reports import RunFolder, RunReports
+from flows.operation.reports import RunFolder, RunReports, carried_over
 from flows.report import bars, curves_in_words, markdown
 from tasks.home import Home
 
@@ -72,7 +72,7 @@ def test_a_report_is_read_again_only_when_it_was_replaced(home, monkeypatch):
     assert len(reports.refresh()) == 2
     monkeypatch.undo()
     first.fail("digits", "failed", "the disk is full")
-    assert [each["state"] for each in reports.refresh()] == ["failed", "unchanged"]
+    assert [each["state"] for each in reports.refresh()] == ["unchanged", "failed"]
 
 
 def test_a_run_that_failed_keeps_what_it_had_reported(home):
@@ -127,6 +127,36 @@ def test_the_exporter_counts_runs_stages_and_gates(home):
     assert ("enginehouse_runs_total", digits, ("state", "waiting")) not in found
     last, good = "enginehouse_run_last_timestamp_seconds", "enginehouse_run_last_success_timestamp_seconds"
     assert found[last, digits] >= found[good, digits]
+
+
+@pytest.mark.parametrize(
+    ("gate", "label"),
+    [
+        ("parity", "parity"),
+        ("metrics.accuracy against the champion's 0.97", "metrics.accuracy against the champion's"),
+        ("load (own load): p99 of p50/p95/p99 1.7/2.5/3.4 ms to the champion's 1/2/3 ms", "load (own load): p99"),
+        ("load (own load): 812/s to the champion's 790/s", "load (own load): throughput"),
+    ],
+)
+def test_the_label_of_a_gate_holds_no_measured_number(gate, label):
+    assert exporter.gate_label(gate) == label
+
+
+def test_a_run_that_ended_last_is_the_last_one_though_another_began_later(home):
+    waited = leave(home, 0, "waiting")
+    leave(home, 1, "released")
+    waited.fail("digits", "failed", "never resumed")
+    assert numbers(Exporter(home))["enginehouse_run_last_failed", ("pipeline", "digits")] == 1
+
+
+def test_what_an_earlier_part_of_a_run_has_built_stays_built():
+    before = report(
+        "waiting", stages=[("train", "built", 12.5), ("export", "failed", 1.0), ("verify", "verified", 3.0)]
+    )
+    now = report("released", stages=[("train", "reused", 0.0), ("export", "reused", 0.1), ("verify", "reused", 0.0)])
+    rows = [(row["stage"], row["state"], row["seconds"]) for row in carried_over(now, before)["stages"]]
+    assert rows == [("train", "built", 12.5), ("export", "reused", 0.1), ("verify", "verified", 3.0)]
+    assert carried_over(now, None) == now
 
 
 def test_a_source_that_cannot_be_read_takes_nothing_from_the_others(home, monkeypatch):
