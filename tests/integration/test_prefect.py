@@ -410,7 +410,7 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     assert stages(team, "asked").count("asked/train@1") == 1
     page = team.report(run)
     assert page.startswith("# asked: released")
-    assert "| train | built | asked/train@1 |" in page, "also what it did before it was suspended"
+    assert "| verify | verified |" in page, "what it did before it was suspended"
 
     # The next candidate, refused by the form's own call of the API.
     other = team.start("asked", "serve.max_batch_size=8")
