@@ -121,14 +121,16 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
     candidate = candidate_of(job, products, version=plan.version, config=plan.config_text)
     now = standing(store, pipeline.name)
     recorded = find_recorded(now, pipeline, candidate, materials)
-    if recorded is not None and (step := now.rolled_back(recorded)) is not None:
+    is_champion = recorded is not None and now.champion == recorded
+    # The same candidate may have been verified twice, by other gates: what became of either counts.
+    same = [] if recorded is None or is_champion else [r for r in now.releases if r.is_same_as(recorded)]
+    if recorded is not None and (step := next(filter(None, map(now.rolled_back, same)), None)) is not None:
         reason = f": {step.reason}" if step.reason else ""
         raise Refused(
             f"{recorded.ref}, which this run would release, was rolled back by {step.record.actor} at "
             f"{step.record.finished[:19]}{reason}\n"
             f"it does not come back by itself: `enginehouse releases promote {recorded.ref}` releases it all the same"
         )
-    is_champion = recorded is not None and now.champion == recorded
     judged_by = yardstick(pipeline, champion=plan.observed.champion, override=job.override)
     return Proposal(
         plan=plan,

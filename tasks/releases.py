@@ -98,6 +98,11 @@ class Release:
         """What `--set` changed in the pipeline file."""
         return tuple(cast("list[str]", self.record.details.get("overrides", [])))
 
+    def is_same_as(self, other: Release) -> bool:
+        """Whether it would serve the same: a version's number is used for one content only."""
+        ours = (self.repository, self.model, self.version, self.config_digest)
+        return ours == (other.repository, other.model, other.version, other.config_digest)
+
     @property
     def config_digest(self) -> str:
         """Of the bytes of its `config.pbtxt`."""

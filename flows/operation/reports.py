@@ -71,12 +71,13 @@ def carried_over(report: Mapping[str, Any], before: Mapping[str, Any] | None) ->
 
     A run that waited for a person begins at the top again.
     """
-    if before is None:
-        return dict(report)
-    done = {(row["stage"], row["artifact"]): row for row in before["stages"] if row["state"] not in (REUSED, FAILED)}
-    rows = [
-        done.get((row["stage"], row["artifact"]), row) if row["state"] == REUSED else row for row in report["stages"]
-    ]
+    now = {row["stage"]: row for row in report["stages"]}
+    then = {} if before is None else {row["stage"]: row for row in before["stages"] if row["state"] != FAILED}
+    both = [(now[stage]["artifact"], then[stage]["artifact"]) for stage in now.keys() & then.keys()]
+    if any(None not in (ours, theirs) and ours != theirs for ours, theirs in both):
+        return dict(report)  # it came to another candidate
+    rows = [then.get(stage, row) if row["state"] == REUSED else row for stage, row in now.items()]
+    rows += [row for stage, row in then.items() if stage not in now]
     return {**report, "stages": rows}
 
 

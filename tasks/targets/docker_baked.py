@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tasks.artifacts.digest import Digest, digest_of
-from tasks.errors import NotReady
 from tasks.targets import docker_image
 from tasks.toolchain.config_pbtxt import listed_versions
 from tasks.toolchain.docker_engine import PREFIX, engine, find_image, reported, require_image
@@ -55,13 +54,14 @@ def remove_images(name: str, labels: Iterable[str]) -> list[str]:
         if not wanted.intersection(image.labels):
             continue
         for tag in (tag for tag in image.tags if tag.startswith(f"{name}:")):
-            try:
-                engine().images.remove(tag)
-            except docker.errors.APIError as error:
-                if error.status_code != HTTPStatus.CONFLICT:
-                    raise NotReady(f"removing the image {tag}: {error.explanation or error}") from error
-            else:
-                removed.append(tag)
+            with reported(f"removing the image {tag}"):
+                try:
+                    engine().images.remove(tag)
+                except docker.errors.APIError as error:
+                    if error.status_code != HTTPStatus.CONFLICT:
+                        raise
+                else:
+                    removed.append(tag)
     return removed
 
 

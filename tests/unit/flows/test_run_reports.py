@@ -149,14 +149,27 @@ def test_a_run_that_ended_last_is_the_last_one_though_another_began_later(home):
     assert numbers(Exporter(home))["enginehouse_run_last_failed", ("pipeline", "digits")] == 1
 
 
-def test_what_an_earlier_part_of_a_run_has_built_stays_built():
+def told(report):
+    return [(row["stage"], row["state"], row["seconds"]) for row in report["stages"]]
+
+
+def test_what_an_earlier_part_of_a_run_has_done_stays_done():
     before = report(
         "waiting", stages=[("train", "built", 12.5), ("export", "failed", 1.0), ("verify", "verified", 3.0)]
     )
-    now = report("released", stages=[("train", "reused", 0.0), ("export", "reused", 0.1), ("verify", "reused", 0.0)])
-    rows = [(row["stage"], row["state"], row["seconds"]) for row in carried_over(now, before)["stages"]]
-    assert rows == [("train", "built", 12.5), ("export", "reused", 0.1), ("verify", "verified", 3.0)]
-    assert carried_over(now, None) == now
+    begins = report("running", stages=[("train", "reused", 0.0), ("export", "built", 0.5)])
+    begun = carried_over(begins, before)
+    assert told(begun) == [("train", "built", 12.5), ("export", "built", 0.5), ("verify", "verified", 3.0)]
+    ends = [("train", "reused", 0.0), ("export", "built", 0.5), ("verify", "reused", 0.0), ("deploy", "released", 2.0)]
+    assert told(carried_over(report("released", stages=ends), begun)) == [*told(begun), ("deploy", "released", 2.0)]
+    assert carried_over(begins, None) == begins
+
+
+def test_what_an_earlier_part_of_a_run_has_done_with_another_candidate_is_not_told():
+    before = report("waiting", stages=[("train", "built", 12.5), ("verify", "verified", 3.0)])
+    before["stages"][0]["artifact"] = "digits/train@7"
+    now = report("running", stages=[("train", "reused", 0.0)])
+    assert carried_over(now, before) == now
 
 
 def test_a_source_that_cannot_be_read_takes_nothing_from_the_others(home, monkeypatch):
