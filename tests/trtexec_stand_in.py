@@ -10,6 +10,16 @@ from pathlib import Path
 
 LOGS = Path(__file__).parent / "golden" / "trtexec" / "logs"
 
+RECIPE = "class Digits:\n    outputs = ('logits',)\n"
+PIPELINE = """\
+name: digits
+recipe: recipe.py:Digits
+data: {digits: {version: "1"}}
+shapes: {batch: {min: 1, opt: 8, max: 32}}
+inputs: {image: {dtype: float32, shape: [batch, 1, 8, 8]}}
+serve: {max_batch_size: 32}
+"""
+
 
 def program(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -172,7 +172,7 @@ class Exporter(Collector):
             for row in report["stages"]:
                 stages[pipeline, row["stage"], row["state"]] += 1
                 seconds[pipeline, row["stage"], row["state"]] += row["seconds"]
-            if report["gates"]:  # a gate that was taken out of the pipeline file is not told of any more
+            if report["gates"]:  # a gate that the last report does not hold is not told of any more
                 gates[pipeline] = report["gates"]
             ended = _timestamp(report["ended"])
             number("enginehouse_run_last_timestamp_seconds", ended, pipeline=pipeline)

@@ -24,15 +24,15 @@ from tasks.errors import CommandFailed
 from tasks.pipeline_file import load
 from tasks.stage import Site, run_step
 from tasks.toolchain.processes import find_free_ports
-from tests.trtexec_stand_in import GOOD, LOGS, program
+from tests.trtexec_stand_in import GOOD, LOGS, PIPELINE, RECIPE, program
 
 pytestmark = pytest.mark.services
 
 SLURM = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
-SlurmUser={user}
-SlurmdUser={user}
+SlurmUser=root
+SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={folder}/munge.socket
@@ -58,13 +58,7 @@ NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMe
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
 
-PIPELINE = """\
-name: digits
-recipe: recipe.py:Digits
-data: {digits: {version: "1"}}
-shapes: {batch: {min: 1, opt: 8, max: 32}}
-inputs: {image: {dtype: float32, shape: [batch, 1, 8, 8]}}
-serve: {max_batch_size: 32}
+ENGINE = """\
 engine:
   kind: tensorrt
   tensorrt: 10.16.1
@@ -105,7 +99,7 @@ def slurm() -> Iterator[None]:
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o400)
     host = socket.gethostname().partition(".")[0]
-    (folder / "slurm.conf").write_text(SLURM.format(host=host, user="root", folder=folder, ports=find_free_ports(3)))
+    (folder / "slurm.conf").write_text(SLURM.format(host=host, folder=folder, ports=find_free_ports(3)))
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     munge = [f"--{name.replace('_', '-')}={folder}/munge.{name}" for name in ("socket", "pid_file", "log_file")]
     daemons = [
@@ -143,8 +137,8 @@ def wait_for(condition, seconds: float = 30.0) -> None:
 @pytest.fixture
 def folder(tmp_path, monkeypatch, slurm) -> Path:
     """A pipeline whose engine is built behind `srun`; what the node finds on the PATH is in `bin`."""
-    (tmp_path / "recipe.py").write_text("class Digits:\n    outputs = ('logits',)\n")
-    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE + ENGINE)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "model.onnx").write_bytes(b"a graph")
     (tmp_path / "export" / "signature.json").write_text("{}")

@@ -28,17 +28,7 @@ from tasks.errors import CommandFailed, ConfigError, EnginehouseError, ToolMissi
 from tasks.pipeline_file import load
 from tasks.stage import Site, run_step
 from tasks.toolchain import probe
-from tests.trtexec_stand_in import GOOD, LOGS, PLAN, SAVE, program
-
-RECIPE = "class Digits:\n    outputs = ('logits',)\n"
-PIPELINE = """\
-name: digits
-recipe: recipe.py:Digits
-data: {digits: {version: "1"}}
-shapes: {batch: {min: 1, opt: 8, max: 32}}
-inputs: {image: {dtype: float32, shape: [batch, 1, 8, 8]}}
-serve: {max_batch_size: 32}
-"""
+from tests.trtexec_stand_in import GOOD, LOGS, PIPELINE, PLAN, RECIPE, SAVE, program
 
 
 @pytest.fixture(autouse=True)
