@@ -26,7 +26,7 @@ from tasks.targets.docker_baked import released_image, remove_images
 from tasks.targets.docker_options import LABELS, PORTS, STOP_SECONDS, DockerConfig, container_options, spec_of
 from tasks.targets.process import server_name
 from tasks.toolchain import probe, triton_client
-from tasks.toolchain.docker_engine import PREFIX, engine, held, reported, require_image, tail
+from tasks.toolchain.docker_engine import PREFIX, containers_with, engine, held, remove, reported, require_image, tail
 from tasks.toolchain.model_repository import Repository
 from tasks.toolchain.processes import boot_id, find_free_ports, is_free, listener, start_time
 from tasks.toolchain.triton_client import Address
@@ -101,7 +101,7 @@ class DockerTarget:
                 note(listener, what.format(f"{self._name}-{index}"))
             if what in (END, ANEW):
                 ports = ports_of(former)
-                _remove(former)
+                remove(former, drain_seconds=STOP_SECONDS)
             if what == END:
                 continue
             with reported(f"starting container {index} of {self._name}"):
@@ -141,7 +141,7 @@ class DockerTarget:
             if former.status == "running" and former.labels[LABELS["spec"]] == spec_of(self._config, image.id):
                 return
             ports = ports_of(former)
-            _remove(former)
+            remove(former, drain_seconds=STOP_SECONDS)
         with reported(f"starting container {index} of {self._name}"):
             container = self._create(index, image, ports)
         self._wait_ready(container, [] if config is None else [model])
@@ -173,7 +173,7 @@ class DockerTarget:
                 container.reload()
                 yield replica(container)
         finally:
-            container.remove(force=True)
+            remove(container)
 
     def clear_leftovers(self) -> Sequence[str]:
         """Remove staging containers that ended when their makers were killed."""
@@ -191,8 +191,7 @@ class DockerTarget:
         return stop(self._containers())
 
     def _containers(self) -> list[Any]:
-        with reported("looking for containers"):
-            found = engine().containers.list(all=True, filters={"label": f"{LABELS['repository']}={self._repository}"})
+        found = containers_with(LABELS["repository"], str(self._repository))
         return sorted(found, key=lambda c: int(c.labels[LABELS["replica"]]))
 
     def _image(self, changed: Mapping[str, str | None]) -> Any:
@@ -249,7 +248,8 @@ class DockerTarget:
     def _wait_ready(self, container: Any, models: Sequence[str]) -> None:
         deadline = time.monotonic() + self._config.ready_timeout_seconds
         while True:
-            container.reload()
+            with reported(f"waiting for {container.name}"):
+                container.reload()
             if container.status in ("exited", "dead"):
                 why = f"ended (exit status {container.attrs['State']['ExitCode']})"
                 break
@@ -316,33 +316,26 @@ def containers(home: Home) -> list[Any]:
     """Every container that runs of this home made; asks no engine where it never made one."""
     if not (home.serve / "docker").is_dir():
         return []
-    found: list[Any] = engine().containers.list(all=True, filters={"label": f"{LABELS['home']}={home.root}"})
-    return found
+    return containers_with(LABELS["home"], str(home.root))
 
 
 def stop(found: Sequence[Any]) -> Sequence[Replica]:
     """Let containers drain, all at once, and remove them; those that ran."""
     ran = tuple(replica(c) for c in found if c.status == "running")
     for container in found:
-        _remove(container)
+        remove(container, drain_seconds=STOP_SECONDS)
     return ran
 
 
 def remove_orphans() -> list[str]:
     """Remove staging containers whose makers are gone; their names."""
     removed = []
-    for container in engine().containers.list(all=True, filters={"label": LABELS["staging"]}):
+    for container in containers_with(LABELS["staging"]):
         boot, pid, started = container.labels[LABELS["staging"]].split()
         if boot != boot_id() or str(start_time(int(pid))) != started:
-            container.remove(force=True)
+            remove(container)
             removed.append(container.name)
     return removed
-
-
-def _remove(container: Any) -> None:
-    with reported(f"removing {container.name}"):
-        container.stop(timeout=STOP_SECONDS)
-        container.remove(force=True)
 
 
 def _reasons(address: Address, models: Sequence[str]) -> str:

@@ -43,22 +43,23 @@ def released_image(name: str, *, base: str, repository: Repository, changed: Map
 def remove_images(name: str, labels: Iterable[str]) -> list[str]:
     """Remove from this engine the images of that name that have one of the labels; their tags.
 
-    One that a container is made from stays.
+    One that a container is made from stays; that another removes one meanwhile is no error.
     """
     import docker
 
     wanted, removed = {f"{PREFIX}{label}" for label in labels}, list[str]()
     with reported(f"looking for images of {name}"):
-        images = engine().images.list(name=name)
+        # Not through `images.list`, which asks after each that it was told of: by then it may be gone.
+        images = engine().api.images(name=name)
     for image in images:
-        if not wanted.intersection(image.labels):
+        if not wanted.intersection(image["Labels"] or ()):
             continue
-        for tag in (tag for tag in image.tags if tag.startswith(f"{name}:")):
+        for tag in (tag for tag in image["RepoTags"] or () if tag.startswith(f"{name}:")):
             with reported(f"removing the image {tag}"):
                 try:
                     engine().images.remove(tag)
                 except docker.errors.APIError as error:
-                    if error.status_code != HTTPStatus.CONFLICT:
+                    if error.status_code not in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND):
                         raise
                 else:
                     removed.append(tag)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from http import HTTPStatus
 from typing import Any
 
 from tasks.errors import NotReady, ToolMissing
@@ -50,6 +51,36 @@ def reported(what: str) -> Iterator[None]:
         raise NotReady(
             f"{what}: the Docker engine does not answer: {error}\nstart it again, and run this again"
         ) from error
+
+
+def containers_with(label: str, value: str | None = None) -> list[Any]:
+    """Every container that has the label, with that value where one is given, whether it runs or not.
+
+    One that somebody removes at this moment is left out.
+    """
+    wanted = label if value is None else f"{label}={value}"
+    with reported("looking for containers"):
+        # The SDK asks after each that it was told of; by then it may be gone.
+        found: list[Any] = engine().containers.list(all=True, filters={"label": wanted}, ignore_removed=True)
+    return found
+
+
+def remove(container: Any, *, drain_seconds: int = 0) -> None:
+    """Remove a container, after SIGTERM and as many seconds to drain; that another does so meanwhile is no error."""
+    import docker
+
+    with reported(f"removing {container.name}"):
+        try:
+            if drain_seconds:
+                container.stop(timeout=drain_seconds)
+            container.remove(force=True)
+        except docker.errors.NotFound:
+            pass
+        except docker.errors.APIError as error:
+            if error.status_code != HTTPStatus.CONFLICT:  # another is removing it: its name is not free before the end
+                raise
+            with suppress(docker.errors.NotFound):
+                container.wait(condition="removed")
 
 
 @contextmanager

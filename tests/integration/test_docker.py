@@ -12,16 +12,18 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from docker.errors import NotFound
 
 from flows.releases import bake, repair, shadow
 from tasks.errors import NotReady, Refused, ToolMissing
 from tasks.targets.docker_options import LABELS
 from tasks.toolchain import triton_client
-from tasks.toolchain.docker_engine import engine
+from tasks.toolchain.docker_engine import containers_with, engine, remove
 from tasks.toolchain.processes import find_free_ports, is_free
 
 pytestmark = pytest.mark.docker
@@ -166,7 +168,7 @@ def test_a_candidate_that_cannot_load_is_refused_by_the_staging_container(lab, d
     with pytest.raises(NotReady, match="could not load adding"):
         lab.release(2, stage=True)
     assert everyone(lab) == [1, 1]
-    assert docker.containers.list(all=True, filters={"label": LABELS["staging"]}) == []
+    assert containers_with(LABELS["staging"]) == []
 
 
 STAGING = """
@@ -194,7 +196,31 @@ def test_a_staging_container_ends_with_its_maker_and_the_next_command_removes_it
     assert release_lab.eventually(lambda: (staging.reload(), staging.status)[1] == "exited", 10)
     assert everyone(lab) == [1, 1]
     repair(lab.desk())
-    assert docker.containers.list(all=True, filters={"label": LABELS["staging"]}) == []
+    assert containers_with(LABELS["staging"]) == []
+
+
+def test_containers_that_others_remove_at_the_same_moment_are_no_error(docker):
+    label = f"org.enginehouse.test.{time.time_ns()}"
+
+    def make_and_remove() -> None:
+        for _ in range(20):
+            container = docker.containers.create("enginehouse/triton:cpu", labels={label: ""})
+            both = [threading.Thread(target=remove, args=(container,)) for _ in range(2)]
+            for thread in both:
+                thread.start()
+            for thread in both:
+                thread.join()
+            with pytest.raises(NotFound):
+                container.reload()
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(make_and_remove)
+        seen = 0
+        while not done.done():
+            seen += len(containers_with(label))
+        done.result()
+    assert seen
+    assert containers_with(label) == []
 
 
 def test_gpus_that_are_not_there_get_one_clear_error(lab, docker):

@@ -10,7 +10,7 @@ import shutil
 import pytest
 import yaml
 
-from tasks.toolchain.docker_engine import engine
+from tasks.toolchain.docker_engine import containers_with
 from tests.prefect_lab import ROOT, Team, server, wait_for
 
 pytestmark = pytest.mark.docker
@@ -41,8 +41,7 @@ def team(tmp_path_factory):
 
 
 def containers_of(identity: str) -> list[str]:
-    found = engine().containers.list(all=True, filters={"label": f"io.prefect.flow-run-id={identity}"})
-    return [str(container.short_id) for container in found]
+    return [str(container.short_id) for container in containers_with("io.prefect.flow-run-id", identity)]
 
 
 def test_a_run_is_trained_in_a_container_out_of_the_wheel(team: Team) -> None:
