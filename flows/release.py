@@ -181,11 +181,12 @@ def served(job: Job, release: Release, proposal: Proposal, replicas: Sequence[Re
 
 def _shown(job: Job, release: Release, replicas: Sequence[Replica] = (), *, promoted: bool) -> Served:
     now = standing(job.store, job.pipeline.name)
-    promotion = now.last_promotion(release)
+    # What a live server said when it was the champion the last time is no proof of what is offered now.
+    promotion = now.last_promotion(release) if promoted else None
     return Served(
         release=release,
         promoted=promoted,
-        metrics=merged_metrics(release, now),
+        metrics=merged_metrics(release, now) if promoted else release.metrics,
         gates=[*release.gates, *(() if promotion is None else promotion.gates)],
         replicas=replicas,
         repository=job.pipeline.repository.resolve(),
@@ -201,13 +202,14 @@ def run_release(
     call: Callable[[str, Callable[[], Any]], Any],
     outcomes: list[Outcome],
     *,
+    recorded: Callable[[Served], None] | None = None,
     approve: Callable[[Served], str | None] | None = None,
 ) -> Served | None:
     """Verify on a staging server, publish, deploy; only what is not done yet.
 
-    `call` runs one stage under its name (in Prefect: as a task), and how it ended is added to `outcomes`. `approve` is
-    asked before the live servers move to another release; what it returns is recorded as the reason, and without one
-    nothing is moved.
+    `call` runs one stage under its name (in Prefect: as a task), and how it ended is added to `outcomes`. `recorded` is
+    told of the release before the live servers are touched. `approve` is asked before they move to another one; what it
+    returns is recorded as the reason, and without one nothing is moved.
     """
     target = target_of(job.pipeline, job.home)
 
@@ -251,6 +253,8 @@ def run_release(
             )
         assert release is not None, "what was not released before was just verified"
         offered = _shown(job, release, promoted=proposal.is_champion)
+        if recorded is not None:
+            recorded(offered)
         if not job.selection.covers(deploy.STAGE):
             return offered
         reason = None

@@ -14,6 +14,9 @@ from tasks.errors import GateResult
 from tasks.releases import gates_json
 from tasks.stage import Outcome
 
+RELEASED, UNCHANGED, BUILT = "released", "unchanged", "built"
+"""States of a report."""
+
 
 def report_of(
     job: Job,
@@ -26,9 +29,9 @@ def report_of(
 ) -> dict[str, Any]:
     """Return what `--json` prints and what the summary shows.
 
-    `pipeline`, `state` (`released`, `unchanged`, or `built` where nothing was to be served), `seconds`, `stages`,
-    `metrics` (per metric, per runtime), `gates`, `release` and `served`. What was judged just now,
-    `gates`, takes the place of what is recorded of the same gate.
+    `pipeline`, `state` (`released`, `unchanged`, or `built` where the live servers were not to be touched), `seconds`,
+    `stages`, `metrics` (per metric, per runtime), `gates`, `release` (also one that is not promoted) and `served`. What
+    was judged just now, `gates`, takes the place of what is recorded of the same gate.
     """
     metrics: dict[str, dict[str, float]] = {}
     if "validate" in products:
@@ -42,7 +45,7 @@ def report_of(
     for gate in () if served is None else served.gates:
         judged.setdefault((gate["gate"], gate["runtime"]), dict(gate))
     deployed = any(outcome.stage == deploy.STAGE for outcome in outcomes)
-    state = "built" if not deployed else "released" if changed else "unchanged"
+    state = BUILT if not deployed else RELEASED if changed else UNCHANGED
     report = {
         "pipeline": job.pipeline.name,
         "state": state,

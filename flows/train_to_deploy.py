@@ -18,7 +18,7 @@ from flows.operation import approval, retries
 from flows.operation.artifacts import TrainingProgress, keep_failure, name_task_run, publish_report
 from flows.operation.log import logged, without_tracebacks
 from flows.operation.owner import require_ours, sign
-from flows.operation.reports import REJECTED, RUNNING, WAITING
+from flows.operation.reports import REJECTED, RUNNING
 from flows.parameters import Override, PipelineFile, Reason
 from flows.release import Served, run_release
 from flows.releases import refuse_unfit_plan
@@ -73,13 +73,18 @@ def train_to_deploy(
     listener = _told_to(told, TrainingProgress(job.pipeline.name))
     products, outcomes = dict(job.given), list[Outcome]()
     gates: list[GateResult] = []
+    shown: Served | None = None
 
-    def publish(served: Served | None = None, **changed: Any) -> dict[str, Any]:
+    def show(served: Served | None) -> None:
+        nonlocal shown
+        shown = served
+
+    def publish(**changed: Any) -> dict[str, Any]:
         seconds = time.monotonic() - started
-        return publish_report(job, report_of(job, outcomes, products, gates, served=served, seconds=seconds) | changed)
+        return publish_report(job, report_of(job, outcomes, products, gates, served=shown, seconds=seconds) | changed)
 
-    def page(candidate: Served) -> str:
-        return markdown(publish(candidate, state=WAITING))
+    def page(state: str) -> str:
+        return markdown(publish(state=state))
 
     try:
         for stage in job.stages:
@@ -94,7 +99,8 @@ def train_to_deploy(
         require(gates, consequence="nothing was published, and the champion stays as it was", override=override)
         if job.selection.covers("verify"):
             approve = approval.for_run(job.pipeline, page, listener)
-            report = publish(run_release(job, products, listener, _as_task, outcomes, approve=approve))
+            show(run_release(job, products, listener, _as_task, outcomes, recorded=show, approve=approve))
+            report = publish()
     except Rejected as answer:
         publish(state=REJECTED, error=str(answer))
         return approval.rejected(answer)

@@ -188,6 +188,11 @@ class Standing:
         """The release with that record."""
         return next((release for release in self.releases if release.ref.record == record), None)
 
+    def contents(self, model: str, versions: Sequence[int]) -> dict[int, Digest]:
+        """What was released as these versions of a model."""
+        own = (release for release in self.releases if release.model == model)
+        return {r.version: r.record.materials["engine"].content for r in own if r.version in versions}
+
     def last_promotion(self, release: Release) -> Promotion | None:
         """When that release became the champion last."""
         steps = [promotion for promotion in self.history if promotion.release == release.ref.record]
@@ -389,19 +394,19 @@ def used_versions(store: ArtifactStore, repository: Path) -> frozenset[int]:
 
 
 def superfluous(
-    standing: Standing, *, model: str, repository: Path, keep: int, listed: Sequence[int], there: Sequence[int]
+    standing: Standing, *, model: str, repository: Path, keep: int, listed: Sequence[int]
 ) -> tuple[int, ...]:
     """Which versions retention removes: those that only releases beyond the newest `keep` list.
 
     Never one that the config lists now, nor one of the champion, the previous one, the candidate or a pinned release,
-    nor one of which no release knows. `there` are the versions of ours that lie in the repository.
+    nor one of which no release knows. Those that were removed before are among them.
     """
     own = [r for r in standing.releases if r.model == model and r.repository == repository.resolve()]
     named = {r.ref.record for r in (standing.champion, standing.previous, standing.candidate) if r is not None}
     kept = [r for r in own if r in own[-keep:] or r.ref.record in named | standing.pinned]
     known = {version for release in own for version in release.versions}
     needed = {version for release in kept for version in release.versions} | set(listed)
-    return tuple(sorted(known.intersection(there) - needed))
+    return tuple(sorted(known - needed))
 
 
 def gates_json(gates: Sequence[GateResult]) -> list[dict[str, Any]]:

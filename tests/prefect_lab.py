@@ -353,6 +353,15 @@ class Team:
         with SyncPrefectClient(self.url, httpx_settings={"trust_env": False}) as client:
             return summary.report(client, client.read_flow_run(identity)) or ""
 
+    def titles(self, identity: str) -> list[str]:
+        """The first lines of the pages that a run has published, oldest first."""
+        wanted = {
+            "artifacts": {"flow_run_id": {"any_": [identity]}, "type": {"any_": ["markdown"]}},
+            "sort": "CREATED_DESC",
+        }
+        pages = [page for page in self.api("POST", "/artifacts/filter", wanted) if page["key"].endswith("-report")]
+        return [page["data"].partition("\n")[0] for page in sorted(pages, key=lambda page: page["created"])]
+
     wait_for = staticmethod(wait_for)
 
     def runs_of(self, name: str) -> list[dict[str, Any]]:

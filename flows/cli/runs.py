@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 from cyclopts import App, Parameter, validators
 
 from flows import show
-from flows.cli.console import Json, err, home_at, out, print_json
+from flows.cli.console import HomeFolder, Json, err, home_at, out, print_json
 from tasks.errors import ConfigError, Problem
 
 runs = App(name="runs", help="Runs on a Prefect server: list, start, resume, cancel, approve.")
@@ -26,13 +26,14 @@ def runs_setup(
     *,
     pool: Annotated[str, Parameter(help="The work pool's name.")] = "enginehouse",
     kind: Annotated[str, Parameter(name="--type", help="Its type: process, docker or kubernetes.")] = "process",
+    home: HomeFolder = None,
 ) -> None:
     """Make the work pool, and register the automation that marks runs whose process is gone. Changes only what is not
     so already."""
     from flows.operation.api import connected
     from flows.operation.setup import set_up
 
-    with connected(home_at(None), patience=90) as client:  # the command before it has most likely started the server
+    with connected(home_at(home), patience=90) as client:  # the command before it has most likely started the server
         changed = set_up(client, pool=pool, kind=kind)
     for line in changed or ["all is set up already"]:
         _say(line)
@@ -48,13 +49,14 @@ def runs_ls(
         ),
     ] = (),
     limit: Annotated[int, Parameter(help="How many at most.", validator=validators.Number(gte=1, lte=200))] = 20,
+    home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
     """List runs, newest first."""
     from flows.operation.api import connected
     from flows.operation.runs import listing
 
-    with connected(home_at(None)) as client:
+    with connected(home_at(home)) as client:
         rows = listing(client, states=state, limit=limit)
     if as_json:
         print_json(rows)
@@ -77,13 +79,13 @@ def runs_ls(
 
 
 @runs.command(name="show")
-def runs_show(run: RunId, /, *, as_json: Json = False) -> None:
+def runs_show(run: RunId, /, *, home: HomeFolder = None, as_json: Json = False) -> None:
     """Show one run: its state, its parameters, where it runs, and its report."""
     from flows.operation.api import connected
     from flows.operation.runs import described, find, names_of_deployments
     from flows.operation.summary import report
 
-    with connected(home_at(None)) as client:
+    with connected(home_at(home)) as client:
         found = find(client, run)
         named = names_of_deployments(client, {found.deployment_id} if found.deployment_id else set())
         told = described(found, named) | {"report": report(client, found)}
@@ -127,6 +129,7 @@ def runs_start(
     summary: Annotated[
         Path | None, Parameter(help="Append how it ended and its report to this file, as Markdown.")
     ] = None,
+    home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
     """Start a deployment, follow its log, and end with the exit status of what came of it: what CI calls."""
@@ -139,7 +142,7 @@ def runs_start(
     given = _parameters(parameters)
     if overrides:
         given["overrides"] = list(overrides)
-    with connected(home_at(None)) as client, _opened(summary) as page:
+    with connected(home_at(home)) as client, _opened(summary) as page:
         run = acts.start(client, deployment, given)
         err.print(f"{deployment}: run {run.id} is queued", style="dim")
         if follow:
@@ -174,6 +177,7 @@ def runs_resume(
     force: Annotated[
         bool, Parameter(negative=(), help="Also where the run may still live somewhere; you know that it does not.")
     ] = False,
+    home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
     """Let a run that failed, crashed or was cancelled go on; also one still marked as running whose process is gone.
@@ -183,39 +187,43 @@ def runs_resume(
     from flows.operation import runs as acts
     from flows.operation.api import connected
 
-    with connected(home_at(None)) as client:
+    with connected(home_at(home)) as client:
         resumed = acts.resume(client, acts.find(client, run), force=force)
         _told(acts.described(resumed), "is queued again", as_json)
 
 
 @runs.command(name="cancel")
-def runs_cancel(run: RunId, /, *, as_json: Json = False) -> None:
+def runs_cancel(run: RunId, /, *, home: HomeFolder = None, as_json: Json = False) -> None:
     """Cancel a run, and wait until everything that it has started has ended: at most 75 seconds."""
     from flows.operation import runs as acts
     from flows.operation.api import connected
 
-    with connected(home_at(None)) as client:
+    with connected(home_at(home)) as client:
         ended = acts.cancel(client, acts.find(client, run))
         _told(acts.described(ended), f"is {acts.state_of(ended).name}", as_json)
 
 
 @runs.command(name="approve")
-def runs_approve(run: RunId, /, *, reason: Reason = None, by: By = None, as_json: Json = False) -> None:
+def runs_approve(
+    run: RunId, /, *, reason: Reason = None, by: By = None, home: HomeFolder = None, as_json: Json = False
+) -> None:
     """Let a run that waits for approval go on: its candidate becomes the champion."""
-    _decide(run, approve=True, reason=reason, by=by, as_json=as_json)
+    _decide(run, approve=True, reason=reason, by=by, home=home, as_json=as_json)
 
 
 @runs.command(name="reject")
-def runs_reject(run: RunId, /, *, reason: Reason = None, by: By = None, as_json: Json = False) -> None:
+def runs_reject(
+    run: RunId, /, *, reason: Reason = None, by: By = None, home: HomeFolder = None, as_json: Json = False
+) -> None:
     """End a run that waits for approval: its candidate stays a candidate, and nothing is moved."""
-    _decide(run, approve=False, reason=reason, by=by, as_json=as_json)
+    _decide(run, approve=False, reason=reason, by=by, home=home, as_json=as_json)
 
 
-def _decide(text: str, *, approve: bool, reason: str | None, by: str | None, as_json: bool) -> None:
+def _decide(text: str, *, approve: bool, reason: str | None, by: str | None, home: Path | None, as_json: bool) -> None:
     from flows.operation import runs as acts
     from flows.operation.api import connected
 
-    with connected(home_at(None)) as client:
+    with connected(home_at(home)) as client:
         run = acts.find(client, text)
         acts.decide(client, run, approve=approve, by=by, reason=reason)
         _told(acts.described(client.read_flow_run(run.id)), "is approved" if approve else "is rejected", as_json)

@@ -14,6 +14,7 @@ from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
+from flows.operation.reports import RUNNING, WAITING
 from flows.release import Served
 from flows.words import invoked
 from tasks.config import Pipeline
@@ -31,8 +32,8 @@ class Decision(RunInput):
 
 Approve = Callable[[Served], str | None]
 """Asked before the live servers move to a candidate: the reason to record. `None`: not yet, nothing is to be moved."""
-Page = Callable[[Served], str]
-"""Publishes the report as it is then, and returns it as Markdown."""
+Page = Callable[[str], str]
+"""Publishes the report as it is then, as that of a run in this state, and returns it as Markdown."""
 
 
 def for_run(pipeline: Pipeline, page: Page, listener: Listener) -> Approve | None:
@@ -57,7 +58,7 @@ def for_run(pipeline: Pipeline, page: Page, listener: Listener) -> Approve | Non
         )
         decision = suspend_flow_run(
             wait_for_input=Decision.with_initial_data(
-                description=f"`{release.ref}` is verified. Shall it be served?\n\n{page(candidate)}", by=""
+                description=f"`{release.ref}` is verified. Shall it be served?\n\n{page(WAITING)}", by=""
             ),
             timeout=max(1, round(3600 * pipeline.approve_within_hours)),
             key=f"{release.ref.pipeline}-release-{release.ref.number}",
@@ -68,6 +69,7 @@ def for_run(pipeline: Pipeline, page: Page, listener: Listener) -> Approve | Non
                 f"{release.ref} was rejected by {decision.by}{because}\n"
                 f"it stays as it is, a candidate: `enginehouse releases promote {release.ref}` serves it all the same"
             )
+        page(RUNNING)
         return f"approved by {decision.by}{because}"
 
     return approve

@@ -57,6 +57,11 @@ METRICS = (
     Told(
         "enginehouse_gate_passed", "1 if the gate passed in the last run that judged.", ("pipeline", "gate", "runtime")
     ),
+    Told(
+        "enginehouse_gate_overridden",
+        "1 if the gate did not pass and what it judged is released all the same.",
+        ("pipeline", "gate", "runtime"),
+    ),
     Told("enginehouse_gate_measured", "What was measured for the gate.", ("pipeline", "gate", "runtime")),
     Told("enginehouse_releases", "Releases that are recorded.", ("pipeline",)),
     Told("enginehouse_champion_version", "The version that should answer.", _MODEL),
@@ -163,7 +168,7 @@ class Exporter(Collector):
         runs: Counter[tuple[str, str]] = Counter()
         stages: Counter[tuple[str, str, str]] = Counter()
         seconds: Counter[tuple[str, str, str]] = Counter()
-        gates: dict[str, list[dict[str, Any]]] = {}
+        judged: dict[str, dict[str, Any]] = {}
         for report in self._reports.refresh():
             pipeline, state = report["pipeline"], report["state"]
             if state in (RUNNING, WAITING):
@@ -173,17 +178,19 @@ class Exporter(Collector):
                 stages[pipeline, row["stage"], row["state"]] += 1
                 seconds[pipeline, row["stage"], row["state"]] += row["seconds"]
             if report["gates"]:  # a gate that the last report does not hold is not told of any more
-                gates[pipeline] = report["gates"]
+                judged[pipeline] = report
             ended = _timestamp(report["ended"])
             number("enginehouse_run_last_timestamp_seconds", ended, pipeline=pipeline)
             number("enginehouse_run_last_failed", state not in SUCCESS | {REJECTED}, pipeline=pipeline)
             number("enginehouse_run_last_seconds", report.get("seconds", 0), pipeline=pipeline)
             if state in SUCCESS:
                 number("enginehouse_run_last_success_timestamp_seconds", ended, pipeline=pipeline)
-        for pipeline, judged in gates.items():
-            for gate in judged:
+        for pipeline, report in judged.items():
+            released = (report.get("release") or {}).get("promoted", False)
+            for gate in report["gates"]:
                 labels = {"pipeline": pipeline, "gate": gate_label(gate["gate"]), "runtime": gate["runtime"]}
                 number("enginehouse_gate_passed", gate["passed"], **labels)
+                number("enginehouse_gate_overridden", released and not gate["passed"], **labels)
                 number("enginehouse_gate_measured", gate["measured"], **labels)
         for (pipeline, state), count in runs.items():
             number("enginehouse_runs_total", count, pipeline=pipeline, state=state)

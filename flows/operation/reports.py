@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows.report import END, end
+from flows.report import BUILT, END, RELEASED, UNCHANGED, end
 from tasks.artifacts.durable import reported
 from tasks.home import Home
 from tasks.stage import REUSED
@@ -22,7 +22,7 @@ PAGE, VALUES, CURVES = "report.md", "report.json", "curves.png"
 RUNNING, WAITING, FAILED, REJECTED, CANCELLED = "running", "waiting", "failed", "rejected", "cancelled"
 """States beside those of a report (`report_of`) and Prefect's names of bad ends: it goes on; it waits for a person; it
 ended with an error; a person said no; a person ended it."""
-SUCCESS = frozenset({"released", "unchanged", "built"})
+SUCCESS = frozenset({RELEASED, UNCHANGED, BUILT})
 """States of a run that reached its end."""
 
 
@@ -78,7 +78,8 @@ def carried_over(report: Mapping[str, Any], before: Mapping[str, Any] | None) ->
         return dict(report)  # it came to another candidate
     rows = [then.get(stage, row) if row["state"] == REUSED else row for stage, row in now.items()]
     rows += [row for stage, row in then.items() if stage not in now]
-    return {**report, "stages": rows}
+    changed = any(row["state"] != REUSED for row in rows)
+    return {**report, "stages": rows} | ({"state": RELEASED} if changed and report["state"] == UNCHANGED else {})
 
 
 def _replace(file: Path, text: str) -> None:

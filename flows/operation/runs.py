@@ -47,7 +47,8 @@ SILENT_FOR = 60.0
 LATE_LINES = 3.0
 """Seconds in which the last lines of a run that has ended arrive."""
 
-ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", errors.Rejected.__name__)
+FAILURES = ("Failed", "TimedOut")
+ENDS = ("Completed", *FAILURES, "Cancelled", "Crashed", errors.Rejected.__name__)
 WAITS = ("Suspended", "Paused", "Scheduled", "AwaitingRetry", "Late", "AwaitingConcurrencySlot", "Resuming")
 """A run in one of these states has no process that could give a sign of life."""
 NAMES = (*ENDS, *WAITS, "Running", "Retrying", "Pending", "Submitting", "Cancelling")
@@ -76,21 +77,24 @@ def listing(client: SyncPrefectClient, *, states: Sequence[str] = (), limit: int
     """The newest runs, newest first."""
     wanted = None
     if states:
-        wanted = FlowRunFilter(state=_in(states))
+        wanted = FlowRunFilter(state=in_states(states))
     runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=limit)
     named = names_of_deployments(client, {run.deployment_id for run in runs if run.deployment_id})
     return [described(run, named) for run in runs]
 
 
-def _in(states: Sequence[str]) -> FlowRunFilterState:
-    """What picks runs in these states, each by its name as `listing` shows it or by its type."""
-    types = {kind.value.lower(): kind for kind in StateType}
-    names = {name.lower(): name for name in NAMES if name.lower() not in types}
+def in_states(states: Sequence[str]) -> FlowRunFilterState:
+    """What picks runs in these states, each by its name as `listing` shows it or by its type.
+
+    A rejected run is of Prefect's type of failed ones, and is none: it has its own name only.
+    """
+    types = {kind.value.lower(): kind for kind in StateType if kind != StateType.FAILED}
+    names = {name.lower(): [name] for name in NAMES if name.lower() not in types} | {"failed": [*FAILURES]}
     if unknown := [state for state in states if state.lower() not in {*types, *names}]:
         raise ConfigError(Problem(f"no state {unknown[0]}", hint=f"one of {', '.join([*types, *names])}"))
     either = {
         "type": {"any_": [types[state.lower()] for state in states if state.lower() in types]},
-        "name": {"any_": [names[state.lower()] for state in states if state.lower() in names]},
+        "name": {"any_": [name for state in states for name in names.get(state.lower(), ())]},
     }
     return FlowRunFilterState.model_validate({**either, "operator": "or_"})
 

@@ -26,20 +26,23 @@ def retain(store: ArtifactStore, pipeline: Pipeline, target: DeployTarget, liste
     """Remove the versions that only releases beyond `publish.keep` need, and what the target keeps of them; what was
     done, in words."""
     observed = publish.observe(publish.Repository(pipeline.repository), pipeline.model)
-    gone = superfluous(
-        standing(store, pipeline.name),
+    now = standing(store, pipeline.name)
+    needless = superfluous(
+        now,
         model=pipeline.model,
         repository=pipeline.repository,
         keep=pipeline.publish.keep,
         listed=observed.listed,
-        there=tuple(observed.versions),
     )
-    if not gone:
-        return []
-    publish.remove_versions(observed, gone)
-    done = [f"removed version {', '.join(map(str, gone))} of {pipeline.model} from the repository (publish.keep)"]
+    done = []
+    if gone := [version for version in needless if version in observed.versions]:
+        publish.remove_versions(observed, gone)
+        done.append(
+            f"removed version {', '.join(map(str, gone))} of {pipeline.model} from the repository (publish.keep)"
+        )
     try:
-        done += target.forget(pipeline.model, gone)
+        # Also what could not be forgotten when its version went.
+        done += target.forget(pipeline.model, now.contents(pipeline.model, needless))
     except EnginehouseError as error:  # the release is served all the same
         done.append(f"what {pipeline.deploy.kind} keeps of it stays: {error}")
     for text in done:

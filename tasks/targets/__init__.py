@@ -6,12 +6,13 @@ nothing else has to know of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
+from tasks.artifacts.digest import Digest
 from tasks.config import DEPLOY_TARGETS, DeployConfig, Pipeline, load_kind
 from tasks.engines.passport import ServerFacts
 from tasks.events import Listener
@@ -76,8 +77,9 @@ class DeployTarget(Protocol):
     def clear_leftovers(self) -> Sequence[str]:
         """Remove what staging servers left whose makers were killed; what was done, in words."""
 
-    def forget(self, model: str, versions: Sequence[int]) -> Sequence[str]:
-        """Remove what is kept here of versions that lie in the model repository no more; what was done, in words."""
+    def forget(self, model: str, versions: Mapping[int, Digest]) -> Sequence[str]:
+        """Remove what is kept here of versions, given with their contents, that the model repository has no more; what
+        was done, in words."""
 
     def stop(self) -> Sequence[Replica]:
         """End the servers and return those that ran."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tasks.artifacts.digest import digest_of
+from tasks.artifacts.digest import Digest, digest_of
 from tasks.config import DeployConfig, Pipeline
 from tasks.engines.passport import ServerFacts
 from tasks.errors import NotReady
@@ -179,11 +179,12 @@ class DockerTarget:
         """Remove staging containers that ended when their makers were killed."""
         return [f"removed {name}, which a process that died has left" for name in remove_orphans()]
 
-    def forget(self, model: str, versions: Sequence[int]) -> Sequence[str]:
+    def forget(self, model: str, versions: Mapping[int, Digest]) -> Sequence[str]:
         """Remove from this engine, not from a registry, the images into which one of the versions is baked."""
         if self._config.baked is None:
             return ()
-        gone = remove_images(self._config.baked, {f"content.{model}.{version}" for version in versions})
+        labels = {f"content.{model}.{version}": str(content) for version, content in versions.items()}
+        gone = remove_images(self._config.baked, labels)
         return [f"removed the image {tag}" for tag in gone]
 
     def stop(self) -> Sequence[Replica]:

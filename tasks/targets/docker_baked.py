@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -40,19 +40,19 @@ def released_image(name: str, *, base: str, repository: Repository, changed: Map
     return engine().images.get(tag)
 
 
-def remove_images(name: str, labels: Iterable[str]) -> list[str]:
-    """Remove from this engine the images of that name that have one of the labels; their tags.
+def remove_images(name: str, labels: Mapping[str, str]) -> list[str]:
+    """Remove from this engine the images of that name that have one of the labels, with that value; their tags.
 
     One that a container is made from stays; that another removes one meanwhile is no error.
     """
     import docker
 
-    wanted, removed = {f"{PREFIX}{label}" for label in labels}, list[str]()
+    wanted, removed = {(f"{PREFIX}{label}", value) for label, value in labels.items()}, list[str]()
     with reported(f"looking for images of {name}"):
         # Not through `images.list`, which asks after each that it was told of: by then it may be gone.
         images = engine().api.images(name=name)
     for image in images:
-        if not wanted.intersection(image["Labels"] or ()):
+        if not wanted.intersection((image["Labels"] or {}).items()):
             continue
         for tag in (tag for tag in image["RepoTags"] or () if tag.startswith(f"{name}:")):
             with reported(f"removing the image {tag}"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from tasks.artifacts.digest import Digest
 from tasks.config import DeployConfig, Keyed, Listed, Pipeline, Placement, Port, Settings, Text
 from tasks.engines.passport import ServerFacts
 from tasks.events import Listener
@@ -109,7 +110,7 @@ class ExistingTarget:
         """Nothing: a staging process ends with its maker, and the next one tidies up."""
         return ()
 
-    def forget(self, model: str, versions: Sequence[int]) -> Sequence[str]:  # noqa: ARG002  # as every target's
+    def forget(self, model: str, versions: Mapping[int, Digest]) -> Sequence[str]:  # noqa: ARG002  # as every target's
         """Nothing: the model repository is all there is."""
         return ()
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tasks.artifacts.digest import digest_of
+from tasks.artifacts.digest import Digest, digest_of
 from tasks.config import DeployConfig, Keyed, Pipeline, Placement, Port, Text
 from tasks.engines.passport import ServerFacts
 from tasks.errors import NotReady
@@ -133,7 +133,7 @@ class ProcessTarget:
         """Nothing: a staging process ends with its maker, and the next one tidies up."""
         return ()
 
-    def forget(self, model: str, versions: Sequence[int]) -> Sequence[str]:  # noqa: ARG002  # as every target's
+    def forget(self, model: str, versions: Mapping[int, Digest]) -> Sequence[str]:  # noqa: ARG002  # as every target's
         """Nothing: the model repository is all there is."""
         return ()
 

@@ -31,7 +31,7 @@ def lab(tmp_path, triton_installation):
     made.stop()
 
 
-def run(lab, number, *, override=None, approve=None) -> None:
+def run(lab, number, *, override=None, approve=None, recorded=None) -> None:
     """What `enginehouse run` does after its keyed stages."""
     job = Job(
         pipeline=lab.pipeline,
@@ -42,7 +42,15 @@ def run(lab, number, *, override=None, approve=None) -> None:
         given={},
         override=override,
     )
-    run_release(job, lab.products(number), lab.heard.append, lambda _name, work: work(), [], approve=approve)
+    run_release(
+        job,
+        lab.products(number),
+        lab.heard.append,
+        lambda _name, work: work(),
+        [],
+        recorded=recorded,
+        approve=approve,
+    )
 
 
 def configure(lab, gates) -> None:
@@ -95,6 +103,19 @@ def test_a_candidate_that_other_gates_have_proven_is_proven_anew(lab):
     run(lab, 0.5)
     assert lab.ask() == 0.5
     assert lab.desk().standing.champion.ref.number == 3, "with its own proof"
+
+
+def test_a_former_champion_that_is_offered_again_shows_no_numbers_of_its_former_time(lab):
+    run(lab, 1)
+    run(lab, 2)
+    told = []
+    run(lab, 1, recorded=told.append, approve=told.append)
+    offered, asked = told
+    assert offered is asked
+    assert not offered.promoted
+    assert {runtime for values in offered.metrics.values() for runtime in values} == {"staging"}
+    assert {gate["runtime"] for gate in offered.gates} == {"staging"}
+    assert lab.ask() == 2
 
 
 def test_a_slice_that_is_worse_than_allowed_stops_the_release(lab):

@@ -355,6 +355,11 @@ def test_images_of_versions_that_retention_removes_go_with_them_and_can_be_made_
     for number in (1, 2, 3, 4):  # each lists the version before it, too
         lab.promote(lab.release(number))
         (tags[number],) = (tag for tag in lab.target._image({}).tags if tag.startswith(name))
+        if number == 1:
+            holder = docker.containers.create(tags[1])
+        if number == 3:
+            assert docker.images.list(name=tags[1]), "a container is made from it"
+            remove(holder)
     assert not (lab.root / "models" / "adding" / "1").exists()
     there = {tag for image in docker.images.list(name=name) for tag in image.tags if tag.startswith(name)}
     assert there & {*tags.values()} == {tags[3], tags[4]}

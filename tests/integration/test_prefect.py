@@ -410,6 +410,7 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     assert stages(team, "asked").count("asked/train@1") == 1
     page = team.report(run)
     assert page.startswith("# asked: released")
+    assert team.titles(run)[-3:] == [f"# asked: {state}" for state in ("waiting", "running", "released")]
     assert "| verify | verified |" in page, "what it did before it was suspended"
 
     # The next candidate, refused by the form's own call of the API.
@@ -423,6 +424,10 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     page = team.report(other)
     assert page.startswith("# asked: rejected")
     assert "was rejected by a tester: not today" in page
+    assert "candidate `asked/release@2`" in page
+    assert "| staging | passed |" in page.partition("## Gates")[2], "what the staging server has shown"
+    assert other not in {row["id"] for row in team.json("runs", "ls", "--state", "failed", "--limit", "200")}
+    assert other in {row["id"] for row in team.json("runs", "ls", "--state", "rejected")}
     assert any(file.read_text().startswith("# asked: rejected") for file in team.home.glob("runs/*-asked/report.md"))
     with pytest.raises(Refused, match="asks again"):  # it would be rejected again, unasked
         team.resume(other)

@@ -31,6 +31,15 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
+@pytest.mark.parametrize(
+    "command", [("setup",), ("ls",), *((name, "1a2b") for name in ("show", "start", "resume", "cancel", "approve"))]
+)
+def test_runs_of_another_home_are_asked_for_by_its_folder(capsys, home, command, tmp_path):
+    status, message = told(capsys, "runs", *command, "--home", str(tmp_path / "other"))
+    assert status == 2
+    assert f"no Prefect server is named, and for the home {tmp_path / 'other'} none is kept" in message
+
+
 @pytest.mark.parametrize("command", [("up",), ("metrics", "serve")])
 @pytest.mark.parametrize("port", ["0", "70000"])
 def test_a_port_that_no_machine_has_is_refused(capsys, home, command, port):

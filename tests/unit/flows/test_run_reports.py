@@ -129,6 +129,24 @@ def test_the_exporter_counts_runs_stages_and_gates(home):
     assert found[last, digits] >= found[good, digits]
 
 
+def test_a_gate_that_was_overridden_is_told_apart_from_one_that_stops_a_release(home):
+    labels = (("gate", "parity"), ("pipeline", "digits"), ("runtime", "onnx"))
+
+    def told(release):
+        folder = RunFolder.new(home, "digits", BEGAN)
+        gates = [("parity", False), ("metrics.accuracy", True)]
+        folder.keep({**report(gates=gates), "release": release})
+        found = numbers(Exporter(home))
+        other = (("gate", "metrics.accuracy"), *labels[1:])
+        assert found["enginehouse_gate_overridden", *other] == 0
+        assert found["enginehouse_gate_passed", *labels] == 0
+        return found["enginehouse_gate_overridden", *labels]
+
+    assert told(None) == 0
+    assert told({"promoted": False}) == 0
+    assert told({"promoted": True}) == 1
+
+
 @pytest.mark.parametrize(
     ("gate", "label"),
     [
@@ -163,6 +181,13 @@ def test_what_an_earlier_part_of_a_run_has_done_stays_done():
     ends = [("train", "reused", 0.0), ("export", "built", 0.5), ("verify", "reused", 0.0), ("deploy", "released", 2.0)]
     assert told(carried_over(report("released", stages=ends), begun)) == [*told(begun), ("deploy", "released", 2.0)]
     assert carried_over(begins, None) == begins
+
+
+def test_a_run_that_finds_its_own_candidate_released_meanwhile_has_not_done_nothing():
+    ends = [("train", "reused", 0.0), ("deploy", "reused", 0.0)]
+    idle = report("unchanged", stages=ends)
+    assert carried_over(idle, report("waiting", stages=[("train", "built", 12.5)]))["state"] == "released"
+    assert carried_over(idle, report("running", stages=[("train", "reused", 0.0)]))["state"] == "unchanged"
 
 
 def test_what_an_earlier_part_of_a_run_has_done_with_another_candidate_is_not_told():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
+from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from flows.operation.approval import rejected
 from flows.operation.log import without_tracebacks
 from flows.operation.retries import passes
-from flows.operation.runs import raised
+from flows.operation.runs import in_states, raised
 from tasks import errors
 from tasks.errors import CommandFailed, ConfigError, EnginehouseError, GateFailed, NotReady, Refused, Rejected
 
@@ -94,3 +95,12 @@ def test_what_ended_otherwise_has_status_1_and_its_states_name():
     told = raised(Failed(message="Flow run encountered an exception: ValueError: programming"))
     assert told is not None
     assert told.exit_status == 1
+
+
+def test_a_state_picks_runs_by_its_name_or_by_its_type_and_a_rejected_run_is_no_failed_one():
+    picked = in_states(["failed", "Suspended", "running"])
+    assert picked.type.any_ == [StateType.RUNNING]
+    assert picked.name.any_ == ["Failed", "TimedOut", "Suspended"]
+    assert in_states(["rejected"]).name.any_ == ["Rejected"]
+    with pytest.raises(ConfigError, match=r"no state done \(one of .*, failed,"):
+        in_states(["done"])
