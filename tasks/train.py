@@ -25,7 +25,7 @@ from tasks.errors import ConfigError, Problem, ToolMissing
 from tasks.stage import Built, Identity, KeyedStage, KeyParts, Site, Step, move_to_product, program_step, read_json
 from tasks.toolchain import probe
 from tasks.toolchain.interruptions import Interruptions, settle
-from tasks.toolchain.torchrun import ENVIRONMENT, Meeting, join_script, torchrun_command
+from tasks.toolchain.torchrun import ENVIRONMENT, Meeting, ending, join_script, torchrun_command
 
 NAME = "train"
 START = "start_from"
@@ -123,6 +123,7 @@ def _steps(site: Site) -> tuple[Step, ...]:
     own = None if train.script is None else python_script(pipeline.folder / train.script, train.args)
     env = {
         **ENVIRONMENT,
+        **ending(preemption_signal=train.preemption_signal, grace_seconds=train.preemption_grace_seconds),
         "OMP_NUM_THREADS": str(train.num_threads),
         JOB_VARIABLE: str(site.work / f"{NAME}.json"),
     }

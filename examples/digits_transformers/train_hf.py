@@ -14,12 +14,22 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 job = json.loads(Path(os.environ["ENGINEHOUSE_JOB"]).read_text())
 output, work, config = Path(job["output"]), Path(job["work"]), job["config"]
 torch.set_num_threads(config["threads"])
 recipe = Digits()
+
+
+def last_whole_checkpoint(folder):
+    """The Trainer writes its state last of all: a checkpoint without it was cut off by a kill."""
+    for found in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.rpartition("-")[2])):
+        try:
+            json.loads((found / "trainer_state.json").read_text())
+        except (FileNotFoundError, ValueError):
+            continue
+        return found
+    return None
 
 
 class WithLoss(nn.Module):
@@ -82,10 +92,10 @@ trainer = Trainer(
     eval_dataset=Rows(recipe.validation_data()),
     callbacks=[Told()],
 )
-last = get_last_checkpoint(arguments.output_dir) if Path(arguments.output_dir).is_dir() else None
+last = last_whole_checkpoint(Path(arguments.output_dir))
 if last is not None and trainer.is_world_process_zero():
-    print(f"going on from {Path(last).name}", flush=True)
-trainer.train(resume_from_checkpoint=last)
+    print(f"going on from {last.name}", flush=True)
+trainer.train(resume_from_checkpoint=None if last is None else str(last))
 answers = trainer.predict(trainer.eval_dataset)
 if trainer.is_world_process_zero():
     metric = recipe.metric()

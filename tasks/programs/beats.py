@@ -99,7 +99,8 @@ class Beats:
     def _beat_on(self) -> None:
         while not self._end.wait(EVERY):
             self._sample()
-            self._write()
+            with contextlib.suppress(OSError):  # a full disk is told by whoever needs it
+                self._write()
 
     def _write(self) -> None:
         phase, step, since = self._now

@@ -25,14 +25,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from .failures import ProgramFailed
 from .notes import Notes
+from .rank_failures import is_lost_peer
 from .world import World
 
 LATEST, CHECKSUMS, LOOP = "LATEST", "checksums.json", "loop.pt"
@@ -80,12 +83,22 @@ class Checkpoints:
         try:
             pending.result()
         except OSError as error:
-            raise ProgramFailed(
-                "training failed",
-                f"a checkpoint cannot be written: {error.strerror or error}",
-                hint="make room on the disk; the run goes on from the last whole checkpoint",
-                where=str(self._folder),
-            ) from error
+            raise self._unwritten(self._world.rank, error) from error
+        except CheckpointException as error:
+            # Every rank gets it, with what befell each. That a peer is missing is no fault of the disk.
+            for rank, (cause, _) in sorted(error.failures.items()):
+                if not is_lost_peer(cause):
+                    raise self._unwritten(rank, cause) from error
+            raise
+
+    def _unwritten(self, rank: int, cause: BaseException) -> ProgramFailed:
+        why = cause.strerror if isinstance(cause, OSError) else None
+        return ProgramFailed(
+            "training failed",
+            f"a checkpoint cannot be written: {why or f'{type(cause).__name__}: {cause}'} (rank {rank})",
+            hint="is there room on the disk? The next run goes on from the last whole checkpoint",
+            where=str(self._folder),
+        )
 
     def _write(self, step: int, tensors: State, loop: State | None) -> None:
         began = time.monotonic()
@@ -174,6 +187,26 @@ def damage(folder: Path) -> str | None:
         if _sha256(path) != expected:
             return f"{name} is not what was written"
     return None
+
+
+def plain(value: Any, what: str) -> Any:
+    """The same in types that are read back without running any code: numpy's numbers become Python's.
+
+    Raises `ProgramFailed` for what cannot be; `what` says where it was.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | Tensor):
+        return value
+    if isinstance(value, Mapping):
+        return {plain(key, what): plain(part, f"{what}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(plain(part, what) for part in value)
+    raise ProgramFailed(
+        "configuration",
+        f"the recipe's scheduler cannot be kept in a checkpoint: {what} is of the type {type(value).__qualname__}",
+        hint="its state_dict() may hold numbers, text, tensors, and lists and dicts of them",
+    )
 
 
 def _copy(value: Any, into: Any) -> Any:

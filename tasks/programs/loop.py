@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from .arithmetic import Precision
 from .batches import Batch, Share, batches, map_tensors, order_of, seed_step, shares, to_array, to_arrays
 from .beats import Beats
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, plain
 from .failures import ProgramFailed
 from .jobs import EpochMetrics, TrainConfig
 from .metrics_log import MetricsLog
@@ -121,6 +121,7 @@ class Training:
             (batch,) = batches(self.recipe, self.train_data, first, seed=(self.config["seed"],))
             settle(self.parallel, self.recipe, batch.to(self.world.device))
         self.pace.start()
+        self.tracer.step(self.at.step)
         while self.at.epoch <= self.config["max_epochs"] and not self.at.stopped:
             self.train_epoch()
             self.end_epoch()
@@ -208,6 +209,7 @@ class Training:
             self.log_window(rows)
         if any(row.stop for row in rows):
             self.save_checkpoint(rows, wait=True)
+            self.log.close()
             raise Preempted(step)
         if due or rows[0].save:  # minutes are counted by the leading rank's clock
             self.save_checkpoint(rows)
@@ -301,6 +303,7 @@ class Training:
 
         In fp32 whatever the training's precision: that is what is exported and served.
         """
+        self.agree_on_buffers()
         self.model.eval()
         metric = self.recipe.metric()
         loss_sum = 0.0
@@ -326,13 +329,23 @@ class Training:
         found: dict[str, float | None] = self.world.leaders({name: finite(value) for name, value in numbers.items()})
         return mean, found
 
+    def agree_on_buffers(self) -> None:
+        """Give the leading rank's batch statistics, and what else is no parameter, to all.
+
+        DDP does so before the first forward pass of the next step, and goes on from these. Until then each rank has its
+        own, and what is validated or kept now must be what goes on.
+        """
+        if isinstance(self.parallel, DistributedDataParallel):
+            self.world.share(self.model.buffers())
+
     def save_checkpoint(self, rows: Sequence[Row], *, wait: bool = False) -> None:
+        self.agree_on_buffers()
         fresh = self.at.window_rows == 0  # it was written out since the ranks met
         loop = {
             "position": asdict(self.at),
             "loss_sums": [[row.loss_sum, 0.0 if fresh else row.window_loss] for row in rows],
             "scaler": self.precision.scaler.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict(), "its state"),
         }
         self.checkpoints.save(self.at.step, self._tensors(), loop, wait=wait)
         self.pace.saved()

@@ -21,7 +21,7 @@ class MetricsLog:
 
     def __init__(self, file: Path, trackers: list[TrackerConfig], *, silent: bool) -> None:
         self._file, self._silent = file, silent
-        self._trackers: list[Tracker] = [] if silent else open_trackers(trackers)
+        self._trackers: list[Tracker] = [] if silent else open_trackers(trackers, file.parent)
 
     def set_back(self, step: int) -> None:
         """Forget what was written after a step: training goes on from there, and will write it again."""

@@ -17,7 +17,7 @@ class Tracer:
         self._running: profile | None = None
 
     def step(self, done: int) -> None:
-        """After each step, with how many are done."""
+        """Before the first step and after each, with how many are done."""
         if self._steps is None:
             return
         first, last = self._steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,6 +58,15 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, device=self.device)
         return box[0]
+
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give the leading rank's tensors to every rank, in place."""
+        if self.size > 1:
+            for tensor in tensors:
+                whole = tensor.contiguous()
+                dist.broadcast(whole, 0)
+                if whole is not tensor:
+                    tensor.copy_(whole)
 
     def barrier(self) -> None:
         if self.size > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import sys
@@ -20,6 +21,8 @@ ENVIRONMENT = {
     # ("connectFullMesh … Connection refused") or hang.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
+HANDLED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""The signals that torchrun hands on to its workers, unless it is told of others."""
 _EXIT_CODE = re.compile(r"exitcode\s*: (-?\d+)\)?.*?\(pid: (\d+)\)")
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _LOST_RENDEZVOUS = re.compile(r"RendezvousConnectionError|RendezvousClosedError")
@@ -65,6 +68,18 @@ def torchrun_command(
         *(*place, "--nnodes", str(nnodes), "--nproc-per-node", str(nproc_per_node)),
         *("--max-restarts", str(max_restarts), "--no-python", "--"),
     )
+
+
+def ending(*, preemption_signal: str | None, grace_seconds: float) -> dict[str, str]:
+    """The environment in which torchrun hands a notice of preemption on, and gives its workers time to heed it.
+
+    Variables and not options: a torchrun too old to know one of them passes over it.
+    """
+    notice = [] if preemption_signal is None else [f"SIG{preemption_signal}"]
+    return {
+        "PET_SIGNALS_TO_HANDLE": ",".join(dict.fromkeys([*HANDLED.split(","), *notice])),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(grace_seconds)),
+    }
 
 
 def join_script(argv: Sequence[str], env: Mapping[str, str], job_file: Path) -> str:

@@ -65,14 +65,17 @@ def test_it_goes_on_after_a_kill_and_ends_as_good(name, epochs, resumed, tmp_pat
 def test_trackers_get_the_metrics_and_go_on_in_the_same_run(tmp_path):
     trackers = "[{kind: tensorboard}, {kind: mlflow}, {kind: wandb}]"
     trainee = Trainee.made(tmp_path / "user")
+    folder, settings = trainee.folder / "trackers", [f"train.trackers={trackers}", "train.log_every_steps=10"]
+    trainee.train(*settings, "train.max_epochs=1", "train.seed=7")  # another training, whose run is its own
+    (other,) = (path.name for path in (folder / "tensorboard").iterdir())
     thread = trainee.at_step(60, lambda beat: os.kill(beat["pid"], signal.SIGKILL))
-    trainee.train(f"train.trackers={trackers}", "train.log_every_steps=10", "train.max_epochs=4")
+    trainee.train(*settings, "train.max_epochs=4")
     thread.join()
-    folder = trainee.folder / "trackers"
+    (name,) = (path.name for path in (folder / "tensorboard").iterdir() if path.name != other)
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / "tensorboard"))
+    events = EventAccumulator(str(folder / "tensorboard" / name))
     events.Reload()
     assert {"train_loss", "validation_accuracy"} <= set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("validation_accuracy")][-1] == 4 * 21
@@ -80,9 +83,11 @@ def test_trackers_get_the_metrics_and_go_on_in_the_same_run(tmp_path):
     import mlflow
 
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}")
-    (run,) = client.search_runs([client.get_experiment_by_name("small").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("small").experiment_id])
+    assert {run.info.run_name for run in runs} == {name, other}
+    (run,) = (run for run in runs if run.info.run_name == name)
     history = client.get_metric_history(run.info.run_id, "validation_accuracy")
     assert sorted({entry.step for entry in history}) == [21, 42, 63, 84]
 
-    assert list((folder / "wandb").glob("wandb/offline-run-*/run-*.wandb"))
-    assert (folder / "mlflow" / "run_id").read_text() == run.info.run_id
+    kept = [path.name for path in (folder / "wandb").glob("wandb/offline-run-*/run-*.wandb")]
+    assert set(kept) == {f"run-{name}.wandb", f"run-{other}.wandb"}

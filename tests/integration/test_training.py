@@ -56,16 +56,17 @@ def test_a_killed_worker_is_restarted_and_the_result_is_the_same(trainee, refere
 @pytest.mark.slow
 def test_a_hanging_worker_is_ended_by_the_timeout_and_named(trainee, reference):
     thread = trainee.at_step(60, kill(signal.SIGSTOP))
-    record = trainee.train("train.collective_timeout_seconds=4")
+    record = trainee.train("train.collective_timeout_seconds=15")  # within which the ranks must also have started
     thread.join()
     assert_same(record, reference)
     (interruption,) = record.details["interruptions"]
     assert interruption["reason"].startswith("rank 1 is stopped (as by SIGSTOP or a debugger)")
 
 
-def test_a_notice_of_preemption_leads_to_a_checkpoint_and_the_run_goes_on_by_itself(trainee, reference):
-    thread = trainee.at_step(60, lambda beat: os.kill(trainee.parent(beat["pid"]), signal.SIGTERM))
-    record = trainee.train()
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_notice_of_preemption_leads_to_a_checkpoint_and_the_run_goes_on_by_itself(trainee, reference, number):
+    thread = trainee.at_step(60, lambda beat: os.kill(trainee.parent(beat["pid"]), number))
+    record = trainee.train("train.preemption_signal=USR1")
     thread.join()
     assert_same(record, reference)
     (interruption,) = record.details["interruptions"]
@@ -189,6 +190,7 @@ def test_the_record_holds_curves_and_what_was_used(reference):
     usage = reference.details["notes"]["facts"]["usage"]
     assert len(usage) == 2
     assert all(of_rank["peak_memory_mb"] > 50 for of_rank in usage)
+    assert all(of_rank["cpu_percent"] > 0 for of_rank in usage)
     assert reference.details["world_sizes"] == [[1, 2]]
     assert reference.details["interruptions"] == []
 
