@@ -69,7 +69,7 @@ def clear_beside(repository: Repository, model: str, replicas: Sequence[Replica]
 
 
 def _is_ours(folder: Path, model: str) -> bool:
-    """Whether there is nothing in it but links to versions of the model."""
-    if not folder.is_dir():
+    """Whether there is nothing in it but links to versions of the model, of which there is one."""
+    if not folder.is_dir() or not any(folder.iterdir()):
         return False
     return all(entry.is_symlink() and entry.readlink() == Path("..") / model / entry.name for entry in folder.iterdir())

@@ -5,6 +5,9 @@ each start, a container that its restart policy brings back serves the champion,
 made. A model that cannot be loaded keeps no other from being served (`--exit-on-error=false`), and keeps the container
 unhealthy (health.py).
 
+Whoever may load models runs code in the server, and other containers of the network reach it whatever address its ports
+are published at. So that takes the token that lies in a mounted file; where none does, nobody can.
+
 A container does not die with the process that made it, so one that shall is told so (ENGINEHOUSE_ENDS_WITH_STDIN): its
 maker holds its standard input, which the Docker engine closes when the maker is gone, however it went.
 """
@@ -12,6 +15,7 @@ maker holds its standard input, which the Docker engine closes when the maker is
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -37,16 +41,8 @@ def released(repository: Path) -> list[str]:
     return found
 
 
-def arguments(repository: Path, token: str | None) -> list[str]:
+def arguments(repository: Path, token: str) -> list[str]:
     """The command line."""
-    restricted = (
-        []
-        if token is None
-        else [
-            f"--http-restricted-api=model-repository:{KEY}={token}",
-            f"--grpc-restricted-protocol=model-repository:{KEY}={token}",
-        ]
-    )
     return [
         "tritonserver",
         *os.environ.get("ENGINEHOUSE_ARGUMENTS", "").split(),
@@ -59,13 +55,14 @@ def arguments(repository: Path, token: str | None) -> list[str]:
         f"--exit-timeout-secs={os.environ.get('ENGINEHOUSE_DRAIN_SECONDS', '10')}",
         # The network namespace is the container's own; what the world sees is decided where its ports are published.
         *(f"--{protocol}-address=0.0.0.0" for protocol in ("http", "grpc", "metrics")),
-        *restricted,
+        f"--http-restricted-api=model-repository:{KEY}={token}",
+        f"--grpc-restricted-protocol=model-repository:{KEY}={token}",
         *sys.argv[1:],
     ]
 
 
 def main() -> None:
-    token = TOKEN.read_text().strip() if TOKEN.is_file() else None
+    token = TOKEN.read_text().strip() if TOKEN.is_file() else secrets.token_urlsafe(32)
     argv = arguments(REPOSITORY, token)
     # What a killed server of the same container left would fill the container's /dev/shm with every restart.
     for left in Path("/dev/shm").glob("triton_python_backend_shm_region_*"):  # noqa: S108

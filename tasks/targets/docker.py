@@ -8,6 +8,7 @@ where it asks for images that hold what they serve (`baked`).
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from tasks.toolchain.docker_engine import PREFIX, containers_with, engine, held,
 from tasks.toolchain.model_repository import Repository
 from tasks.toolchain.processes import boot_id, find_free_ports, is_free, listener, start_time
 from tasks.toolchain.triton_client import Address
-from tasks.toolchain.triton_token import is_exposed, make_token, read_token
+from tasks.toolchain.triton_token import make_token, read_token
 
 KEEP, START, MAKE = "keep {}", "start {}", "make {}"
 ANEW = "make {} anew, as the pipeline file says"
@@ -164,6 +165,7 @@ class DockerTarget:
             repository=repository.resolve(),
             labels=labels,
             ports=ports,
+            token=self._token(),
         ) | {"detach": False, "stdin_open": True, "environment": {"ENGINEHOUSE_ENDS_WITH_STDIN": "1"}}
         with reported("the staging container"):
             container = engine().containers.create(**options)
@@ -213,7 +215,7 @@ class DockerTarget:
         }
         options = container_options(
             self._config,
-            token=self._token() if is_exposed(self._config.host) else None,
+            token=self._token(),
             name=f"{self._name}-{index}",
             image=_reference(image, self._config.baked) if baked else self._config.image,
             repository=None if baked else self._repository,
@@ -230,8 +232,11 @@ class DockerTarget:
 
     def _ports(self, index: int, former: Mapping[str, int]) -> dict[str, int]:
         # Chosen here and not by the engine, which would choose others when it restarts the container; and those of the
-        # container that it takes the place of, since clients know them.
+        # container that it takes the place of, since clients know them: also where that was removed by a process that
+        # then died, or by somebody else.
         given = (self._config.http_port, self._config.grpc_port, self._config.metrics_port)
+        file = ports_file(self._home.root, f"{self._name}-{index}")
+        former = former or _free_of(_read_ports(file), self._config.host)
         free = iter(find_free_ports(len(given), self._config.host))
         ports = [
             former.get(protocol, next(free)) if first is None else first + index
@@ -244,7 +249,12 @@ class DockerTarget:
                     f"port {port} on {self._config.host}, which container {index} shall publish for {protocol}, is "
                     f"taken{f' by {who}' if who else ''}\nend that process, or name another `deploy.{protocol}_port`"
                 )
-        return dict(zip(PORTS, ports, strict=True))
+        chosen = dict(zip(PORTS, ports, strict=True))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".new")
+        partial.write_text(json.dumps(chosen))
+        partial.replace(file)
+        return chosen
 
     def _wait_ready(self, container: Any, models: Sequence[str]) -> None:
         deadline = time.monotonic() + self._config.ready_timeout_seconds
@@ -282,7 +292,7 @@ def replica(container: Any) -> Replica:
             host="127.0.0.1" if host in ("", "0.0.0.0") else host,  # noqa: S104 - where it is reached from here
             http_port=ports["http"],
             grpc_port=ports["grpc"],
-            token=_token_of(container) if is_exposed(host) else None,
+            token=_token_of(container),
         ),
         log=None,
     )
@@ -301,16 +311,31 @@ def _reference(image: Any, name: str | None) -> str:
     return found
 
 
+def ports_file(home: Path, container: str) -> Path:
+    """Where the ports are kept at which a container of that name was published last."""
+    return home / "serve" / "docker" / "ports" / f"{container}.json"
+
+
+def _read_ports(file: Path) -> dict[str, int]:
+    try:
+        told = json.loads(file.read_bytes())
+        return {protocol: int(told[protocol]) for protocol in PORTS}
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or no record of ours: others are chosen
+        return {}
+
+
+def _free_of(ports: Mapping[str, int], host: str) -> Mapping[str, int]:
+    return ports if all(is_free(port, host) for port in ports.values()) else {}
+
+
 def token_file(home: Path, repository: Path) -> Path:
     """Where the token of a repository's containers lies; readable by the home's owner alone."""
     return home / "serve" / "docker" / "tokens" / f"{server_name(repository)}.token"
 
 
 def _token_of(container: Any) -> str | None:
-    labels = container.labels
-    if LABELS["home"] not in labels:
-        return None
-    return read_token(token_file(Path(labels[LABELS["home"]]), Path(labels[LABELS["repository"]])))
+    file = container.labels.get(LABELS["token"])
+    return None if file is None else read_token(Path(file))
 
 
 def containers(home: Home) -> list[Any]:

@@ -15,12 +15,12 @@ from tasks.toolchain.docker_engine import PREFIX
 REPOSITORY = "/models"
 """Where the containers see the model repository."""
 TOKEN = "/run/secrets/enginehouse-token"  # noqa: S105 - the path of a file
-"""Where they see the token of an exposed server."""
+"""Where they see the token without which they load nothing: other containers reach them wherever they are published."""
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 """Triton's, inside a container."""
 STOP_SECONDS = 20
 """Triton drains for 10; then the engine kills."""
-LABELS = {name: f"{PREFIX}{name}" for name in ("home", "repository", "replica", "spec", "staging")}
+LABELS = {name: f"{PREFIX}{name}" for name in ("home", "repository", "replica", "spec", "staging", "token")}
 
 
 class DockerConfig(DeployConfig):
@@ -69,7 +69,7 @@ def container_options(
     repository: Path | None,
     labels: Mapping[str, str],
     ports: Mapping[str, int],
-    token: Path | None = None,
+    token: Path,
 ) -> dict[str, Any]:
     """What a container is made with, in the SDK's words. Pure, so that a plan can print it and a test compare it.
 
@@ -79,9 +79,10 @@ def container_options(
         "image": image,
         "name": name,
         "detach": True,
-        "labels": dict(labels),
+        "labels": {**labels, LABELS["token"]: str(token)},
         "ports": {f"{inside}/tcp": (config.host, ports[protocol]) for protocol, inside in PORTS.items()},
-        "volumes": {} if repository is None else {str(repository): {"bind": REPOSITORY, "mode": "ro"}},
+        # As a file: what is in the environment or the arguments, `docker inspect` shows.
+        "volumes": {str(token): {"bind": TOKEN, "mode": "ro"}},
         "read_only": True,
         "tmpfs": {"/tmp": "size=64m"},  # noqa: S108 - inside the container
         "shm_size": config.shm_size,
@@ -89,8 +90,8 @@ def container_options(
         "security_opt": ["no-new-privileges"],
         "restart_policy": {"Name": config.restart},
     }
-    if token is not None:  # as a file: what is in the environment or the arguments, `docker inspect` shows
-        options["volumes"][str(token)] = {"bind": TOKEN, "mode": "ro"}
+    if repository is not None:
+        options["volumes"][str(repository)] = {"bind": REPOSITORY, "mode": "ro"}
     if config.cpus is not None:
         options["nano_cpus"] = round(config.cpus * 1e9)
     if config.memory is not None:
@@ -110,4 +111,4 @@ def spec_of(config: DockerConfig, image_id: str) -> str:
         for field in type(config).model_fields
         if field not in ("replicas", "ready_timeout_seconds")
     }
-    return digest_of({**fields, "image_id": image_id}).short
+    return digest_of({**fields, "image_id": image_id, "token": True}).short

@@ -5,26 +5,31 @@ Needs `enginehouse/triton:cpu` (`containers/build triton`) and an engine at $DOC
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 from docker.errors import NotFound
+from onnx import TensorProto, helper
 
 from flows.releases import bake, repair, shadow
 from tasks.errors import NotReady, Refused, ToolMissing
-from tasks.targets.docker_options import LABELS
+from tasks.targets.docker_options import LABELS, STOP_SECONDS, TOKEN
 from tasks.toolchain import triton_client
 from tasks.toolchain.docker_engine import containers_with, engine, remove
-from tasks.toolchain.processes import find_free_ports, is_free
+from tasks.toolchain.processes import find_free_ports
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.docker
 
@@ -78,7 +83,7 @@ def test_releases_move_two_replicas_and_back_and_survive_kills_and_restarts(lab,
     lab.promote(lab.release(2, stage=True))
     assert [c.id for c in lab.target._containers()] == [c.id for c in containers], "moved, not made anew"
     assert (everyone(lab), everyone(lab, 1)) == ([2, 2], [1, 1])
-    assert release_lab.eventually(lambda: all(map(healthy, containers)), 60)
+    assert eventually(lambda: all(map(healthy, containers)), 60)
 
     # As it should be made: nobody's root, nothing writable, limits, loopback, no secrets.
     seen = containers[0].attrs
@@ -88,16 +93,16 @@ def test_releases_move_two_replicas_and_back_and_survive_kills_and_restarts(lab,
     assert host["NanoCpus"] == 10**9
     assert host["RestartPolicy"]["Name"] == "unless-stopped"
     assert {b["HostIp"] for bound in host["PortBindings"].values() for b in bound} == {"127.0.0.1"}
-    assert [(m["Destination"], m["RW"]) for m in seen["Mounts"]] == [("/models", False)]
+    assert {m["Destination"]: m["RW"] for m in seen["Mounts"]} == {"/models": False, TOKEN: False}
     assert seen["Config"]["StopSignal"] == "SIGTERM"
 
     # Killed: its policy brings it back, and it serves the champion that was released after it was made.
     containers[0].exec_run(["kill", "-9", "1"])
     pid = seen["State"]["Pid"]
     os.kill(pid, 9)
-    assert release_lab.eventually(lambda: restarted(containers[0], pid), 30)
+    assert eventually(lambda: restarted(containers[0], pid), 30)
     address = lab.target.observe()[0].address
-    assert release_lab.eventually(lambda: triton_client.model_ready(address, "adding", 2), 60)
+    assert eventually(lambda: triton_client.model_ready(address, "adding", 2), 60)
     assert everyone(lab) == [2, 2]
 
     # Back, to the byte, on both.
@@ -106,7 +111,7 @@ def test_releases_move_two_replicas_and_back_and_survive_kills_and_restarts(lab,
     assert everyone(lab) == [1, 1]
     containers[1].restart(timeout=20)
     address = lab.target.observe()[1].address
-    assert release_lab.eventually(lambda: triton_client.model_ready(address, "adding", 1), 60)
+    assert eventually(lambda: triton_client.model_ready(address, "adding", 1), 60)
     assert everyone(lab) == [1, 1]
 
 
@@ -156,9 +161,11 @@ def test_another_pipeline_file_makes_the_containers_anew_and_a_second_time_nothi
 def test_a_container_that_somebody_removed_is_repaired(lab, docker):
     lab.promote(lab.release(1))
     lab.promote(lab.release(2))
-    lab.target._containers()[0].remove(force=True)
+    before = [replica.address for replica in lab.target.observe()]
+    lab.target._containers()[0].remove(force=True)  # as a process would that died before it made the next one
     assert repair(lab.desk())["release"] == "adding/release@2"
     assert everyone(lab) == [2, 2]
+    assert [replica.address for replica in lab.target.observe()] == before, "where clients look for it"
 
 
 def test_a_candidate_that_cannot_load_is_refused_by_the_staging_container(lab, docker, monkeypatch):
@@ -193,7 +200,7 @@ def test_a_staging_container_ends_with_its_maker_and_the_next_command_removes_it
     assert staging.status == "running"
     maker.kill()
     maker.wait()
-    assert release_lab.eventually(lambda: (staging.reload(), staging.status)[1] == "exited", 10)
+    assert eventually(lambda: (staging.reload(), staging.status)[1] == "exited", 10)
     assert everyone(lab) == [1, 1]
     repair(lab.desk())
     assert containers_with(LABELS["staging"]) == []
@@ -221,6 +228,124 @@ def test_containers_that_others_remove_at_the_same_moment_are_no_error(docker):
         done.result()
     assert seen
     assert containers_with(label) == []
+
+
+SLOW_CONFIG = """# Written by enginehouse
+name: "slow"
+backend: "onnxruntime"
+input [{ name: "x" data_type: TYPE_FP32 dims: [1, 1] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [1, 1] }]
+"""
+
+
+def slow_model(steps: int) -> bytes:
+    """A graph that adds 1 as often as is said, and multiplies large matrices meanwhile."""
+    size = 256
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["m", "m"], ["squared"]),
+            helper.make_node("Tanh", ["squared"], ["m_out"]),
+            helper.make_node("Add", ["y_in", "one"], ["y_out"]),
+            helper.make_node("Identity", ["go"], ["go_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("m", TensorProto.FLOAT, [size, size]),
+            helper.make_tensor_value_info("y_in", TensorProto.FLOAT, [1, 1]),
+        ],
+        [
+            helper.make_tensor_value_info("go_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("m_out", TensorProto.FLOAT, [size, size]),
+            helper.make_tensor_value_info("y_out", TensorProto.FLOAT, [1, 1]),
+        ],
+        [helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["steps", "", "start", "x"], ["m", "y"], body=body)],
+        "slow",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1])],
+        [
+            helper.make_tensor("steps", TensorProto.INT64, [], [steps]),
+            helper.make_tensor("start", TensorProto.FLOAT, [size, size], [0.5] * size * size),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+
+
+@pytest.fixture
+def by_hand(tmp_path, docker):
+    """A container of our image that somebody started without enginehouse, and without a token: its port, and itself."""
+    for name, model in (("slow", slow_model(2000)), ("broken", b"no onnx")):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "1" / "model.onnx").write_bytes(model)
+        (tmp_path / "models" / name / "config.pbtxt").write_text(SLOW_CONFIG.replace("slow", name))
+    (port,) = find_free_ports(1)
+    container = docker.containers.run(
+        "enginehouse/triton:cpu",
+        detach=True,
+        volumes={str(tmp_path / "models"): {"bind": "/models", "mode": "ro"}},
+        ports={"8000/tcp": ("127.0.0.1", port)},
+    )
+    yield port, container
+    remove(container)
+
+
+def request(port: int, method: str, path: str, body: str = "", timeout: float = 60) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_an_image_that_runs_by_itself_is_healthy_with_its_models_loads_for_nobody_and_drains(by_hand):
+    port, container = by_hand
+
+    def is_ok(path: str) -> bool:
+        with suppress(OSError, http.client.HTTPException):
+            return request(port, "GET", path)[0] == 200
+        return False
+
+    assert eventually(lambda: is_ok("/v2/health/live") and is_ok("/v2/models/slow/ready"), 60)
+    container.reload()
+    check = container.exec_run(container.attrs["Config"]["Healthcheck"]["Test"][1:])
+    assert (check.exit_code, check.output.decode().strip()) == (1, "not ready: broken"), "the server alone is no health"
+    for act in ("load", "unload"):
+        assert request(port, "POST", f"/v2/repository/models/slow/{act}", "{}")[0] == 403
+    assert is_ok("/v2/models/slow/ready")
+
+    asked = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}]}
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        answer = pool.submit(request, port, "POST", "/v2/models/slow/infer", json.dumps(asked))
+        time.sleep(0.3)
+        assert not answer.done(), "so fast that nothing was to be drained"
+        container.stop(timeout=STOP_SECONDS)
+        status, body = answer.result()
+    assert time.monotonic() - began < STOP_SECONDS
+    assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [2000.5])
+
+
+def test_the_whole_chain_ends_in_containers_and_one_command_goes_back(workspace, docker):
+    pipeline = workspace.pipeline("digits")
+    small = ["--set", "deploy.kind=docker", "--set", "train.max_epochs=2", "--set", "gates.metrics.accuracy.min=0.1"]
+    first = workspace.report("run", pipeline, *small)
+    assert (first["state"], first["release"]["version"]) == ("released", 1)
+    assert first["metrics"]["accuracy"].keys() == {"pytorch", "onnx", "staging", "live"}
+    second = workspace.report("run", pipeline, *small, "--set", "serve.max_batch_size=8")
+    assert second["release"]["name"] == "digits/release@2"
+    assert second["served"]["http"] == first["served"]["http"], "the same container"
+    (served,) = containers_with(LABELS["home"], str(workspace.home))
+    assert workspace.report("releases", "rollback", "digits", "--reason", "too small")["release"] == "digits/release@1"
+    host = first["served"]["http"].removeprefix("http://")
+    config = json.loads(request(int(host.rpartition(":")[2]), "GET", "/v2/models/digits/config")[1])
+    assert config["max_batch_size"] != 8
+    assert served.status == "running"
 
 
 def test_gpus_that_are_not_there_get_one_clear_error(lab, docker):
@@ -268,7 +393,14 @@ def registry(tmp_path):
     )
     with (tmp_path / "registry.log").open("wb") as log:
         process = subprocess.Popen(["docker-registry", "serve", str(config)], stdout=log, stderr=log)
-    assert release_lab.eventually(lambda: not is_free(port))
+
+    def answers() -> bool:
+        with suppress(OSError):  # to try whether the port is free would take it from the registry for a moment
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            return True
+        return False
+
+    assert eventually(answers)
     yield f"127.0.0.1:{port}", process.kill
     process.kill()
     process.wait()
@@ -317,10 +449,10 @@ def test_baked_releases_replace_the_containers_one_by_one_and_lose_no_request(la
     content = lab.desk().standing.champion.record.materials["engine"].content
     for container in second:
         assert container.attrs["Config"]["Image"].startswith(f"{address}/adding@sha256:")
-        assert container.attrs["Mounts"] == [], "it needs no repository"
+        assert [mount["Destination"] for mount in container.attrs["Mounts"]] == [TOKEN], "it needs no repository"
         assert container.labels["org.enginehouse.content.adding.2"] == str(content)
     assert [c.id for c in second] == [docker.containers.get(r.name).id for r in lab.target.ensure([], print)]
-    assert release_lab.eventually(lambda: all(map(healthy, second)), 60)
+    assert eventually(lambda: all(map(healthy, second)), 60)
 
     lab.release(2.5)
     with pytest.raises(Refused, match="compare on a staging server"):
@@ -377,7 +509,7 @@ def test_after_a_restart_of_the_engine_the_champion_serves_again(lab, docker):
     servers = [replica.address for replica in lab.target.observe()]
     for verb in ("stop", "start"):
         subprocess.run([str(TESTS.parent / ".ci" / "dockerd"), verb, folder], check=True, timeout=120)
-    assert release_lab.eventually(lambda: all(triton_client.model_ready(a, "adding", 2) for a in servers), 90)
+    assert eventually(lambda: all(triton_client.model_ready(a, "adding", 2) for a in servers), 90)
     assert everyone(lab) == [2, 2]
     assert [replica.address for replica in lab.target.observe()] == servers, "at the same ports"
 

@@ -22,12 +22,20 @@ sys.modules["release_lab"] = release_lab
 _spec.loader.exec_module(release_lab)
 
 
-@pytest.mark.parametrize("kind", ["process", pytest.param("docker", marks=pytest.mark.docker)])
-def test_loading_needs_the_token_and_nobody_wrote_it_down(tmp_path, request, kind):
+@pytest.mark.parametrize(
+    ("kind", "deploy"),
+    [
+        ("process", "{kind: process, host: 0.0.0.0}"),
+        pytest.param("docker", "{kind: docker, host: 0.0.0.0}", marks=pytest.mark.docker),
+        # Published at the loopback address, and all the same within reach of every container of its network.
+        pytest.param("docker", "{kind: docker}", marks=pytest.mark.docker),
+    ],
+)
+def test_loading_needs_the_token_and_nobody_wrote_it_down(tmp_path, request, kind, deploy):
     if kind == "process":
         request.getfixturevalue("triton_installation")
     release_lab.no_proxy()
-    lab = release_lab.Lab(tmp_path / "lab", deploy=f"{{kind: {kind}, host: 0.0.0.0}}")
+    lab = release_lab.Lab(tmp_path / "lab", deploy=deploy)
     try:
         lab.promote(lab.release(1))
         lab.promote(lab.release(2))
