@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from flows.chain import Job
-from flows.releases import merged_metrics, refuse_unfit, retain
+from flows.releases import merged_metrics, refuse_unfit, retain, trained_on
 from flows.words import invoked
 from tasks import deploy, evaluation, publish, validate, verify
 from tasks.artifacts.record import ArtifactRef
@@ -102,6 +102,7 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
     Raises `Refused`, also for a release that was rolled back: a run on a schedule must not undo what a person did.
     """
     pipeline, store = job.pipeline, job.store
+    refuse_older_data(job)
     materials = {name: products[name] for name in RELEASED_FROM}
     config = store.path(materials["triton_config"]) / "config.pbtxt"
     plan = publish.plan(
@@ -140,6 +141,29 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
         is_proven=is_champion or (recorded is not None and recorded.judged_by == judged_by),
         is_champion=is_champion,
     )
+
+
+def refuse_older_data(job: Job) -> None:
+    """Raise `Refused` for a run that would put a model of older data in the champion's place without being asked to.
+
+    As a schedule would, after an event had brought new data by overrides: the pipeline file says what it said before.
+    """
+    now = standing(job.store, job.pipeline.name)
+    champion = now.champion
+    if champion is None:
+        return
+    said = {override.partition("=")[0] for override in job.overrides}
+    brought = [o for o in champion.overrides if o.startswith("data.") and o.partition("=")[0] not in said]
+    ours = job.identity.data
+    if not brought or trained_on(job.store, champion) in (None, ours):
+        return
+    if any(trained_on(job.store, release) == ours for release in now.releases if release.ref != champion.ref):
+        options = " ".join(f"--set {shlex.quote(override)}" for override in brought)
+        raise Refused(
+            f"{champion.ref}, the champion, was trained with {options}; "
+            "this run would go back to the data of an earlier release\n"
+            f"write that into {job.pipeline.source}; or say for this run which data it shall use, with the same option"
+        )
 
 
 def deploy_steps(job: Job, proposal: Proposal) -> list[str]:

@@ -20,7 +20,7 @@ from flows.operation.log import logged, without_tracebacks
 from flows.operation.owner import require_ours, sign
 from flows.operation.reports import REJECTED, RUNNING
 from flows.parameters import Override, PipelineFile, Reason
-from flows.release import Served, run_release
+from flows.release import Served, refuse_older_data, run_release
 from flows.releases import refuse_unfit_plan
 from flows.report import markdown, report_of
 from tasks import validate
@@ -137,6 +137,8 @@ def check_tools(job: Job) -> None:
     for stage, prospect in zip(job.stages, survey(job), strict=False):
         if prospect.state != "hit":
             stage.check(job.pipeline)
+    if job.selection.covers("publish"):
+        refuse_older_data(job)
     if job.selection.covers("verify"):
         target = target_of(job.pipeline, job.home)
         target.check()

@@ -14,7 +14,7 @@ from flows.releases.moving import candidate_of, promote, roll_back
 from flows.releases.packing import bake, render
 from flows.releases.repairing import repair
 from flows.releases.shadowing import shadow
-from flows.releases.showing import describe, listing, merged_metrics
+from flows.releases.showing import describe, listing, merged_metrics, trained_on
 
 __all__ = [
     "Desk",
@@ -34,4 +34,5 @@ __all__ = [
     "roll_back",
     "set_pin",
     "shadow",
+    "trained_on",
 ]

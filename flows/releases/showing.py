@@ -99,6 +99,12 @@ def merged_metrics(release: Release, now: Standing) -> dict[str, dict[str, float
     return merged
 
 
+def trained_on(store: ArtifactStore, release: Release) -> Any:
+    """The identity of the data that the release was trained on (`data_identity`); `None` where that is not known."""
+    train = _trained(store, release)
+    return None if train is None else train.get("data")
+
+
 def _trained(store: ArtifactStore, release: Release) -> Mapping[str, Any] | None:
     """The key of the training that the release's engine comes from."""
     record = store.get_record(release.record.materials["validate"].record)
