@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -113,7 +114,8 @@ def make_passport(
         "compute_capability": output.device.get("compute_capability") or gpu.get("compute_capability"),
         "gpu": output.device.get("gpu") or gpu.get("gpu"),
         "driver": gpu.get("driver"),
-        "cuda": None if release is None else release.cuda,
+        # That of the container. What else built it does not say which one it has.
+        "cuda": None if release is None or image is None else release.cuda,
         "triton_release": None if release is None else release.name,
         "image": image,
         "precision": precision,
@@ -149,11 +151,13 @@ def layer_summary(information: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def reproduce_script(command: Sequence[str], *, onnx: Path, plan: Path, what: str) -> str:
-    """A shell script that runs the very command again on a copy of the graph.
+def reproduce_script(command: Sequence[str], *, onnx: Path, plan: Path, timing: Path, what: str) -> str:
+    """A shell script that runs the very command again on a copy of the graph, here or on another machine.
 
-    The graph is checked by its digest first, since a plan tells nothing of what it was built from.
+    The graph is checked by its digest first, since a plan tells nothing of what it was built from. `timing` is the
+    folder of the timing cache, which is used where it can be: with it the builder chooses the same again.
     """
+    places = {onnx: "onnx", plan: "plan", onnx.parent: "from", plan.parent: "to", timing: "timing"}
     lines = [
         "#!/bin/sh",
         f"# Builds {what} again.",
@@ -161,24 +165,24 @@ def reproduce_script(command: Sequence[str], *, onnx: Path, plan: Path, what: st
         "set -eu",
         'onnx=$(realpath "$1")',
         'plan=$(realpath -m "${2:-model.plan}")',
+        'from=$(dirname "$onnx") to=$(dirname "$plan")',
+        f"timing={shlex.quote(str(timing))}",
+        '[ -w "$timing" ] || timing=$to',
         f'echo "{hash_file(onnx).hex}  $onnx" | sha256sum --check --quiet',
-        " ".join(_replaced(argument, onnx, plan) for argument in command),
+        " ".join(_replaced(argument, places) for argument in command),
         "",
     ]
     return "\n".join(lines)
 
 
-def _replaced(argument: str, onnx: Path, plan: Path) -> str:
-    """Quoted for the shell; the paths of the store and the work folder become the script's own."""
-    for path, variable in ((onnx, "onnx"), (plan, "plan")):
-        if str(path) in argument:
-            before, after = argument.split(str(path), 1)
-            return f'{_quoted(before)}"${variable}"{_quoted(after)}'
-    for path, variable in ((onnx.parent, "onnx"), (plan.parent, "plan")):
-        if argument.startswith(f"--volume={path}:"):
-            after = ":ro" if argument.endswith(":ro") else ""
-            return f'"--volume=$(dirname "${variable}"):$(dirname "${variable}"){after}"'
-    return shlex.quote(argument)
+def _replaced(argument: str, places: Mapping[Path, str]) -> str:
+    """Quoted for the shell; the paths of the store, the work folder and the home become the script's own."""
+    if not any(str(path) in argument for path in places):
+        return shlex.quote(argument)
+    known = {str(path): name for path, name in places.items()}
+    either = "|".join(re.escape(path) for path in sorted(known, key=len, reverse=True))
+    parts = re.split(f"({either})", argument)
+    return "".join(f'"${{{known[part]}}}"' if part in known else _quoted(part) for part in parts)
 
 
 def _quoted(text: str) -> str:

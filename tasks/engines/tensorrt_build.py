@@ -106,7 +106,7 @@ def judge_build(site: Site) -> Built:
     _check_built(passport, config, version)
     onnx, plan = _onnx(site), site.work / "trtexec" / MODEL
     what = f"{pipeline.name}'s engine with {described(version)}"
-    script = reproduce_script(build.argv, onnx=onnx, plan=plan, what=what)
+    script = reproduce_script(build.argv, onnx=onnx, plan=plan, timing=timing_cache(pipeline).parent, what=what)
     plan.rename(site.product / MODEL)
     shutil.copyfile(site.materials["export"] / "signature.json", site.product / "signature.json")
     return Built(

@@ -152,6 +152,25 @@ def test_the_same_conversion_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp8", marks=NEEDS_MODELOPT)])
+def test_products_of_matrices_are_converted_to_fp8(tmp_path, precision):
+    rng = np.random.default_rng(0)
+    nodes = [
+        h.make_node("MatMul", ["x", "w"], ["m"], name="first"),
+        h.make_node("Relu", ["m"], ["r"], name="between"),
+        h.make_node("MatMul", ["r", "v"], ["y"], name="second"),
+    ]
+    weights = {"w": rng.standard_normal((64, 64)) * 0.1, "v": rng.standard_normal((64, 16)) * 0.1}
+    save(tmp_path / "model.onnx", nodes, weights, shape=["b", 64], outputs=["b", 16])
+    data = batches(tmp_path / "calibration.npz", (8, 64), count=4), batches(tmp_path / "check.npz", (8, 64), seed=2)
+    report, error = convert(tmp_path, precision, *data, atol=0.1)
+    assert error is None
+    assert (report["converted_by_op"], report["quantize_nodes"]) == ({"MatMul": 2}, 4)
+    assert 0 < report["max_abs_difference"] < 0.1
+    types = {t.data_type for t in onnx.load(tmp_path / "output" / "model.onnx").graph.initializer}
+    assert T.FLOAT8E4M3FN in types
+
+
+@pytest.mark.parametrize("precision", [pytest.param("fp8", marks=NEEDS_MODELOPT)])
 def test_a_tool_that_ends_well_and_converted_nothing_is_a_failure(tmp_path, image_batches, precision):
     cnn(tmp_path / "model.onnx")
     report, error = convert(tmp_path, precision, *image_batches)
