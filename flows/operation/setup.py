@@ -16,6 +16,8 @@ from flows.operation.runs import ENDS, HEARTBEAT, MISSED, WAITS
 from tasks.errors import ConfigError, Problem
 
 POOL = "enginehouse"
+FLOWS = ("train-to-deploy", "ls", "show", "promote", "rollback", "pin", "repair", "gc", "check-drift")
+"""What our flows are called."""
 DEAD_RUNS = "enginehouse: mark dead runs as crashed"
 
 
@@ -59,7 +61,8 @@ def dead_runs() -> Automation:
         "`enginehouse runs resume` goes on with it.",
         trigger=EventTrigger(
             match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-            match_related=ResourceSpecification({}),
+            # A flow of somebody else's may have heartbeats further apart, and live.
+            match_related=ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": [*FLOWS]}),
             after={heartbeat},
             expect={heartbeat, *(f"prefect.flow-run.{state}" for state in (*ENDS, *WAITS))},
             for_each={"prefect.resource.id"},
@@ -81,6 +84,6 @@ def _core(automation: Automation) -> dict[str, Any]:
     told["trigger"] = {
         name: sorted(value) if isinstance(value, list) else value
         for name, value in told["trigger"].items()
-        if name in ("match", "after", "expect", "for_each", "posture", "threshold", "within")
+        if name in ("match", "match_related", "after", "expect", "for_each", "posture", "threshold", "within")
     }
     return told

@@ -6,12 +6,17 @@ import logging
 
 import pytest
 from prefect.client.schemas.objects import StateType
+from prefect.events.schemas.events import RelatedResource
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from flows.operation.approval import rejected
 from flows.operation.log import without_tracebacks
 from flows.operation.retries import passes
 from flows.operation.runs import in_states, raised
+from flows.operation.setup import FLOWS, dead_runs
+from flows.release_flows import ls, pin, promote, repair, rollback, show
+from flows.train_to_deploy import train_to_deploy
+from flows.upkeep import check_drift, gc
 from tasks import errors
 from tasks.errors import CommandFailed, ConfigError, EnginehouseError, GateFailed, NotReady, Refused, Rejected
 
@@ -104,3 +109,19 @@ def test_a_state_picks_runs_by_its_name_or_by_its_type_and_a_rejected_run_is_no_
     assert in_states(["rejected"]).name.any_ == ["Rejected"]
     with pytest.raises(ConfigError, match=r"no state done \(one of .*, failed,"):
         in_states(["done"])
+
+
+def test_only_runs_of_our_flows_are_ever_marked_as_dead():
+    def is_ours(flow):
+        related = {
+            "prefect.resource.id": "prefect.flow.1",
+            "prefect.resource.role": "flow",
+            "prefect.resource.name": flow,
+        }
+        return dead_runs().trigger.match_related.includes([RelatedResource.model_validate(related)])
+
+    assert is_ours("train-to-deploy")
+    assert not is_ours("somebody-elses")
+    assert {flow.name for flow in (train_to_deploy, gc, check_drift, ls, show, promote, rollback, pin, repair)} == {
+        *FLOWS
+    }
