@@ -315,10 +315,20 @@ class Team:
             runs.resume(client, runs.find(client, identity), force=force)
 
     def api(self, method: str, path: str, body: object = None) -> Any:
-        with httpx.Client(trust_env=False, timeout=30) as client:
-            answer = client.request(method, f"{self.url}{path}", json=body)
-        answer.raise_for_status()
-        return answer.json() if answer.content else None
+        """Ask the server; a question, unlike an order, again where it was too busy to answer."""
+        asks = method == "GET" or path.endswith("/filter")
+        deadline = time.monotonic() + (60 if asks else 0)
+        while True:
+            try:
+                with httpx.Client(trust_env=False, timeout=30) as client:
+                    answer = client.request(method, f"{self.url}{path}", json=body)
+                answer.raise_for_status()
+                return answer.json() if answer.content else None
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+                if refused or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
 
     def run(self, identity: str) -> dict[str, Any]:
         return self.api("GET", f"/flow_runs/{identity}")

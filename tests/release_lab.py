@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -313,12 +312,3 @@ def write_validation(folder: Path, number: float) -> None:
 def no_proxy() -> None:
     """A proxy that the environment names is not for servers on this machine."""
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost"
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False

@@ -44,8 +44,9 @@ TAKEN_WITHIN = 30.0
 """Seconds after which whoever follows a run is told that no worker has taken it: they look every 10 or 15."""
 SILENT_FOR = 60.0
 """Seconds for which a server may be away under a run that is followed."""
-LATE_LINES = 3.0
-"""Seconds in which the last lines of a run that has ended arrive."""
+LATE_LINES = 10.0
+"""Seconds in which the last lines of a run that has ended arrive: Prefect sends them every two. They are waited for
+only where the line does not come that is the last of a run that was not ended from outside."""
 
 FAILURES = ("Failed", "TimedOut")
 ENDS = ("Completed", *FAILURES, "Cancelled", "Crashed", errors.Rejected.__name__)

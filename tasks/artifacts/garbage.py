@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -138,7 +139,10 @@ def _works(vault: Vault, abandoned_after: timedelta) -> Iterator[Path]:
         holder = last_holder(folder)
         if holder is not None and not Contender(folder, vault.scratch).gone(holder):
             continue
-        touched = folder.stat().st_mtime if holder is None else holder.renewed_ns / 1e9
+        try:
+            touched = folder.stat().st_mtime if holder is None else holder.renewed_ns / 1e9
+        except FileNotFoundError:
+            continue  # it has just been committed
         try:
             built = vault.ledger.keyed(key) is not None
         except Lost:
@@ -157,8 +161,9 @@ def _leftovers(vault: Vault) -> Iterator[Path]:
     yield from sorted(layout.quarantine.iterdir())
     for digest in digests_in(layout.data_digests, ".json"):
         path = layout.data_digest(digest)
-        if time.time() - path.stat().st_mtime > _DATA_DIGEST_LASTS_S:
-            yield path
+        with suppress(FileNotFoundError):  # replaced or removed by another
+            if time.time() - path.stat().st_mtime > _DATA_DIGEST_LASTS_S:
+                yield path
 
 
 def _writing(owner: Owner, path: Path) -> bool:
@@ -178,6 +183,9 @@ def _remove(path: Path) -> None:
 
 def _size(path: Path) -> int:
     """Bytes of a file, or of all files below a folder."""
-    if not path.is_dir():
-        return path.lstat().st_size if path.exists() else 0
-    return sum(Path(folder, name).lstat().st_size for folder, _, names in os.walk(path) for name in names)
+    if path.is_dir():
+        return sum(_size(Path(folder, name)) for folder, _, names in os.walk(path) for name in names)
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0

@@ -4,11 +4,12 @@ import json
 import re
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import eventually
 
 KEYED = ["train", "export", "engine", "triton_config", "validate"]
 
@@ -306,12 +307,3 @@ def test_the_runs_folder_holds_the_report_for_people_and_for_machines(first):
     assert page.with_name("curves.png").read_bytes().startswith(b"\x89PNG")
     values = json.loads(page.with_name("report.json").read_text())
     assert (values["state"], values["stages"]) == ("released", first["stages"])
-
-
-def eventually(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True

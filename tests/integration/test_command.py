@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tasks.stage import PRIVATE_TMP
 from tasks.toolchain import command
 from tasks.toolchain.command import run
 from tasks.toolchain.processes import start_time
+from tests.waiting import eventually
 
 FAMILY = """
 # A child with a grandchild in a session of its own and an orphan in another; all three ignore SIGTERM.
@@ -69,15 +70,6 @@ class Family:
         assert eventually(lambda: len(self.living()) == 3), "the test's own processes did not start"
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(code)]
 
@@ -106,7 +98,7 @@ def test_output_comes_line_by_line_while_it_is_written_and_lands_in_the_log(tmp_
         python("""
             import sys, time
             print("one", flush=True)
-            time.sleep(0.5)
+            time.sleep(2)
             print("two", file=sys.stderr)
         """),
         log=log,
@@ -117,7 +109,7 @@ def test_output_comes_line_by_line_while_it_is_written_and_lands_in_the_log(tmp_
     assert [line for line, _ in seen] == ["one", "two"]
     assert seen[1][1] - seen[0][1] > 0.3
     assert completed.last_lines == ("one", "two")
-    assert completed.seconds > 0.5
+    assert completed.seconds > 2
     command_line, *_, before_last, last = log.read_text().splitlines()
     assert command_line.startswith(f"$ {sys.executable} -c ")
     assert (before_last, last) == ("one", "two")
@@ -230,8 +222,8 @@ def test_a_stage_can_tell_its_own_causes(tmp_path: Path) -> None:
 
 def test_past_the_deadline_every_descendant_is_killed(tmp_path: Path, family: Family) -> None:
     with pytest.raises(CommandFailed) as caught:
-        run(family.argv, log=tmp_path / "log", what="family", timeout=2.0, grace=0.3)
-    assert caught.value.ended == "deadline of 2 s passed"
+        run(family.argv, log=tmp_path / "log", what="family", timeout=10, grace=0.3)
+    assert caught.value.ended == "deadline of 10 s passed"
     assert len(family.pids()) == 3
     assert family.living() == []
 
@@ -242,7 +234,7 @@ def test_a_child_that_obeys_sigterm_may_tidy_up_at_the_deadline(tmp_path: Path) 
             ["bash", "-c", "trap 'echo tidied; exit 0' TERM; sleep 60 & wait"],
             log=tmp_path / "log",
             what="child",
-            timeout=0.5,
+            timeout=3,
             grace=20,
         )
     assert caught.value.last_lines == ("tidied",)
@@ -424,7 +416,7 @@ def test_a_temporary_folder_of_its_own_goes_with_a_child_that_is_killed(tmp_path
                 python("import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(60)"),
                 log=tmp_path / "log",
                 what="a program",
-                timeout=1.0,
+                timeout=5,
                 grace=0.0,
                 env={**os.environ, "TMPDIR": str(outer), PRIVATE_TMP: "1"},
                 on_line=told.append,

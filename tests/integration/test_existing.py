@@ -15,6 +15,7 @@ from flows.releases import repair
 from tasks import rollout
 from tasks.errors import NotReady
 from tasks.toolchain import triton, triton_client
+from tests.waiting import eventually
 
 TESTS = Path(__file__).parents[1]
 _spec = spec_from_file_location("release_lab", TESTS / "release_lab.py")
@@ -80,7 +81,7 @@ def test_one_that_does_not_answer_stops_it_before_any_other_is_moved(fleet):
     lab.promote(lab.release(1))
     second = lab.release(2)
     os.kill(servers[2].pid, signal.SIGKILL)
-    assert release_lab.eventually(lambda: not triton_client.server_live(servers[2].address))
+    assert eventually(lambda: not triton_client.server_live(servers[2].address))
     with pytest.raises(NotReady, match=r"1 of 3 servers do not answer: 127\.0\.0\.1-"):
         lab.promote(second)
     assert [lab.ask(server=0), lab.ask(server=1)] == [1, 1]
@@ -98,7 +99,7 @@ def test_one_that_restarts_in_the_middle_of_a_rollout_has_the_others_moved_back(
         loads.append(address.http_port)
         if len(loads) == 2:
             os.kill(servers[1].pid, signal.SIGKILL)
-            assert release_lab.eventually(lambda: not triton_client.server_live(address))
+            assert eventually(lambda: not triton_client.server_live(address))
         load(address, model, **options)
 
     monkeypatch.setattr(rollout.triton_client, "load", second_dies)

@@ -38,8 +38,8 @@ def test_the_checkouts_deployments_are_registered_without_a_question(team):
         for flow in [team.api("GET", f"/flows/{found['flow_id']}")["name"]]
     }
     assert set(registered) == {
-        "train-to-deploy/digits", "train-to-deploy/mnist", "promote/promote", "rollback/rollback", "gc/gc",
-        "check-drift/check-drift",
+        "train-to-deploy/digits", "train-to-deploy/mnist", "promote/promote", "rollback/rollback", "repair/repair",
+        "pin/pin", "show/show", "ls/ls", "gc/gc", "check-drift/check-drift",
     }  # fmt: skip
     for name, found in registered.items():
         assert found["version"], name
@@ -281,7 +281,7 @@ def test_drift_is_found_by_the_recipe_and_starts_a_training(team, tmp_path):
 
 
 def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_once(team, dead_run):
-    run = team.start("killed")
+    run, kills = team.start("killed"), 0
     for instant in range(10):
         worker = instant % 4 != 0
         chance = random.Random(f"kill {instant}")
@@ -290,13 +290,14 @@ def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_on
         if team.state(run) == "Completed":
             break
         team.kill(run, worker=worker)
+        kills += 1
         if worker:
             team.start_worker()
         else:
             team.wait(run, "Crashed", timeout=30)
         # Of one that was killed before it could sign, only who killed it can know so soon that it is dead.
         team.resume(run, force=team.run(run)["state"]["type"] == "PENDING")
-    print(f"killed {instant + 1} times")
+    assert kills >= 5, "it ended too early for the test to mean anything"
     team.wait(run, "Completed", timeout=180)
     assert sorted(stages(team, "killed")) == [
         f"killed/{stage}@1" for stage in ("engine", "export", "train", "triton_config", "validate")
@@ -310,9 +311,13 @@ def test_a_run_killed_at_ten_instants_goes_on_each_time_and_builds_each_stage_on
     assert content["killed/train@1"] == content["reference/train@1"]
 
 
-def test_a_run_that_lives_is_not_resumed(team):
+def test_a_run_that_lives_is_not_resumed_and_another_of_its_deployment_waits(team):
     run = team.start("endless")
     team.wait_for(lambda: "train: begins" in team.logs(run), timeout=60)
+    waiting = team.start("endless", "train.seed=9")
+    team.wait(waiting, "AwaitingConcurrencySlot", timeout=60)
+    team.sh("enginehouse", "runs", "cancel", waiting)
+    assert team.state(waiting) == "Cancelled"
     refused = team.sh("enginehouse", "runs", "resume", run[:8], status=9)
     assert "lives on this machine" in refused.stderr
     team.sh("enginehouse", "runs", "cancel", run[:8])
@@ -438,6 +443,21 @@ def test_approval_is_asked_for_and_its_answer_is_kept(team):
     team.wait(late, "Failed", timeout=180)
     assert "never resumed" in team.run(late)["state"]["message"]
     assert [row["state"] for row in team.json("releases", "ls", "asked")] == ["champion", "candidate"]
+
+    # One that is refused by command; and then somebody thinks better of it, and worse again, by the deployments.
+    third = team.start("asked", "serve.max_batch_size=8", "gates.metrics.accuracy.min=0")
+    team.wait(third, "Suspended", timeout=180)
+    team.sh("enginehouse", "runs", "reject", third, "--by", "a tester", "--reason", "nor today")
+    assert "nor today" in team.wait(third, "Rejected", timeout=180)["state"]["message"]
+    for name in ("promote", "rollback"):
+        team.sh("prefect", "deploy", "--name", name, "--prefect-file", ROOT / "prefect.yaml", cwd=ROOT)
+    for flow, release, serving in (("promote", "asked/release@2", 2), ("rollback", "asked", 1)):
+        parameters = [f"release={release}", f"home={team.home}", "reason=tried"]
+        options = [word for parameter in parameters for word in ("--param", parameter)]
+        team.sh("enginehouse", "runs", "start", f"{flow}/{flow}", *options)
+        shown = team.json("releases", "show", "asked")
+        assert shown["release"] == f"asked/release@{serving}"
+        assert shown["history"][-1]["reason"] == "tried"
 
 
 def test_a_run_whose_worker_and_process_are_gone_is_marked_within_two_minutes(dead_run, team):

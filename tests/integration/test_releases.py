@@ -17,6 +17,7 @@ from tasks.errors import ConfigError, NotReady, Refused
 from tasks.publish import Repository, commit_config
 from tasks.toolchain import triton, triton_client
 from tasks.toolchain.processes import start_time
+from tests.waiting import eventually
 
 TESTS = Path(__file__).parents[1]
 _spec = spec_from_file_location("release_lab", TESTS / "release_lab.py")
@@ -180,14 +181,14 @@ def test_a_process_killed_before_any_step_is_repaired(lab, step, act):
     assert repair(lab.desk())["state"] == "unchanged"
     server = lab.target.observe()[0].address
     listed = {1: (1,), 2: (1, 2), 3: (2, 3)}[expected]
-    assert release_lab.eventually(lambda: triton_client.ready_versions(server, "adding") == listed)
+    assert eventually(lambda: triton_client.ready_versions(server, "adding") == listed)
 
 
 def test_a_server_killed_serves_the_champion_again_after_repair(lab):
     promoted(lab, 1, 2)
     (record,) = [triton.observe(path) for path in lab.home.serve.glob("*.json")]
     os.kill(record.pid, signal.SIGKILL)
-    assert release_lab.eventually(lambda: start_time(record.pid) is None)
+    assert eventually(lambda: start_time(record.pid) is None)
     done = repair(lab.desk())
     assert lab.ask() == 2
     assert done["release"] == "adding/release@2"

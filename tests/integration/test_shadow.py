@@ -14,6 +14,7 @@ import pytest
 from flows.releases import repair, shadow
 from tasks.errors import ConfigError, Refused
 from tasks.toolchain import triton_client
+from tests.waiting import eventually
 
 TESTS = Path(__file__).parents[1]
 HOLDING = """
@@ -81,9 +82,13 @@ def test_the_candidate_answers_beside_the_live_champion_and_is_gone_again(lab, t
     found = shadow(lab.desk(), requests=requests, live=True)
     assert (found["on"], found["requests"]) == ("live", 5)
     assert found["outputs"]["y"]["max"] == pytest.approx(0.5)
-    asked = triton_client.statistics(server, "adding", 1)[0]["inference_count"]
-    assert int(asked) - int(before) == 6, "the live champion was asked, and once to connect"
-    assert release_lab.eventually(lambda: triton_client.ready_versions(server, "adding-candidate") == ())
+
+    def asked() -> int:
+        return int(triton_client.statistics(server, "adding", 1)[0]["inference_count"]) - int(before)
+
+    # A request is counted a moment after it was answered.
+    assert eventually(lambda: asked() == 6, 5), "the live champion was asked, and once to connect"
+    assert eventually(lambda: triton_client.ready_versions(server, "adding-candidate") == ())
     assert [path.name for path in (lab.root / "models").iterdir()] == ["adding"]
     assert lab.ask() == 1
     np.savez(requests, x=np.zeros(3, np.float32), z=np.zeros(2, np.float32))
@@ -103,7 +108,7 @@ def test_the_candidate_answers_beside_the_live_champion_and_is_gone_again(lab, t
     assert triton_client.ready_versions(server, "adding-candidate") == (2,)
     assert release_lab.answer(server.http_url) == 1.5, "the champion answers, asked for 0.5 and adding 1"
     assert any("serves adding-candidate no more" in line for line in repair(lab.desk())["done"])
-    assert release_lab.eventually(lambda: triton_client.ready_versions(server, "adding-candidate") == ())
+    assert eventually(lambda: triton_client.ready_versions(server, "adding-candidate") == ())
     assert repair(lab.desk())["state"] == "unchanged"
 
     mine = lab.root / "models" / "adding-candidate" / "1"

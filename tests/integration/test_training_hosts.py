@@ -56,7 +56,7 @@ train:
   nnodes: 1:2
   rdzv_endpoint: 10.77.0.1:29400
   rdzv_conf: {PATIENCE}
-  max_epochs: 40
+  max_epochs: 80
   batch_size: 10
   max_restarts: 20
   collective_timeout_seconds: 10
@@ -147,9 +147,10 @@ def test_hosts_are_lost_and_come_back_and_the_rendezvous_too(hosts, tmp_path):
     sizes = [ranks for _, ranks in record.details["world_sizes"]]
     assert sizes[-1] == 2
     assert any(sizes[at : at + 3] == [2, 1, 2] for at in range(len(sizes))), sizes
-    assert len(record.details["history"]) == 40
+    assert len(record.details["history"]) == 80
     resubmitted = [entry["reason"] for entry in record.details["interruptions"] if entry.get("resubmitted")]
-    assert resubmitted == ["torchrun was killed by SIGKILL"] or resubmitted[0].startswith("asked to stop")
+    assert len(resubmitted) == 1, record.details["interruptions"]
+    assert resubmitted[0] == "torchrun was killed by SIGKILL" or resubmitted[0].startswith("asked to stop")
 
 
 def test_a_machine_whose_own_name_leads_nowhere_trains(tmp_path):

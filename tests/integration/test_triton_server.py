@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -12,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tasks.toolchain import triton, triton_client
 from tasks.toolchain.processes import find_free_ports, start_time
 from tasks.toolchain.triton import ServerRecord, TritonInstallation
 from tasks.toolchain.triton_setup import IDENTITY, IDENTITY_CONFIG
+from tests.waiting import eventually
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -60,15 +62,6 @@ def add_hanging_model(repository: Path) -> None:
     (repository / "hanging" / "config.pbtxt").write_text(
         IDENTITY_CONFIG.replace('"identity"', '"hanging"').replace('platform: "onnxruntime_onnx"', 'backend: "python"')
     )
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def processes_naming(text: object) -> list[int]:
@@ -162,9 +155,13 @@ def test_it_holds_none_of_our_descriptors_and_leads_a_session_of_its_own(place: 
     os.set_inheritable(write, True)
     try:
         record = place.start()
+        triton.wait_ready(record, timeout=60)
         assert os.getsid(record.pid) == record.pid
         ours = Path(f"/proc/self/fd/{write}").readlink()
-        theirs = {path.readlink() for path in Path("/proc", str(record.pid), "fd").iterdir()}
+        theirs = set()
+        for path in Path("/proc", str(record.pid), "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                theirs.add(path.readlink())
         assert ours not in theirs
         assert record.log in theirs
     finally:
@@ -296,11 +293,16 @@ def test_a_binary_that_cannot_be_executed_leaves_no_record(place: Place) -> None
 def test_a_server_that_dies_before_it_is_ready_is_noticed_at_once(place: Place) -> None:
     add_hanging_model(place.repository)
     record = place.start("hanging")
-    threading.Timer(1.0, os.kill, (record.pid, signal.SIGKILL)).start()
+
+    def kill() -> None:
+        eventually(lambda: "loading: hanging:1" in record.log.read_text())
+        os.kill(record.pid, signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
     began = time.monotonic()
     with pytest.raises(NotReady) as caught:
         triton.wait_ready(record, timeout=60)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40
     assert "ended before it was ready" in str(caught.value)
     assert str(record.log) in str(caught.value)
     assert "loading: hanging:1" in "\n".join(caught.value.last_lines)
@@ -474,7 +476,12 @@ def test_a_load_call_moves_versions_without_the_file_and_without_reloading_those
 
 def runners(record: ServerRecord, version: int) -> set[int]:
     """The processes that run a version."""
-    return {pid for pid in processes_naming(f"identity/{version}/model.onnx") if os.getsid(pid) == record.pid}
+    found = set()
+    for pid in processes_naming(f"identity/{version}/model.onnx"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            if os.getsid(pid) == record.pid:
+                found.add(pid)
+    return found
 
 
 @pytest.mark.parametrize(

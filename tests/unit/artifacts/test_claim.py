@@ -126,10 +126,13 @@ def test_the_place_of_a_killed_builder_is_taken_at_once_with_its_work(workshop):
     holder = start("hold", workshop.root)
     assert holder.stdout.readline() == "held\n"
     told = []
-    waiter = threading.Timer(0.3, holder.send_signal, [signal.SIGKILL])
-    waiter.start()
+
+    def kill(text: str) -> None:
+        told.append(text)
+        holder.send_signal(signal.SIGKILL)
+
     began = time.monotonic()
-    with workshop.store.claim(key, pipeline="digits", on_wait=told.append) as claim:
+    with workshop.store.claim(key, pipeline="digits", on_wait=kill) as claim:
         # The killed process is a zombie still (nobody has waited for it), and counts as dead.
         assert time.monotonic() - began < 5
         assert (claim.work / "checkpoint").read_text() == "epoch 5"
@@ -215,6 +218,7 @@ def test_a_held_lease_is_renewed_until_it_is_given_back(workshop, monkeypatch):
         time.sleep(0.3)
         assert path.stat().st_mtime_ns > before
     assert json.loads(path.read_text())["released"]
+    time.sleep(0.1)  # a renewal that had begun ends
     after = path.stat().st_mtime_ns
     time.sleep(0.2)
     assert path.stat().st_mtime_ns == after
