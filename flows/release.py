@@ -154,8 +154,10 @@ def refuse_older_data(job: Job) -> None:
         return
     said = {override.partition("=")[0] for override in job.overrides}
     brought = [o for o in champion.overrides if o.startswith("data.") and o.partition("=")[0] not in said]
+    if not brought:
+        return
     ours = job.identity.data
-    if not brought or trained_on(job.store, champion) in (None, ours):
+    if trained_on(job.store, champion) in (None, ours):
         return
     if any(trained_on(job.store, release) == ours for release in now.releases if release.ref != champion.ref):
         options = " ".join(f"--set {shlex.quote(override)}" for override in brought)
