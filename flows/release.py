@@ -21,6 +21,7 @@ from tasks.events import Listener
 from tasks.home import find_home
 from tasks.releases import (
     Release,
+    Standing,
     find_recorded,
     point_aliases,
     record_promotion,
@@ -102,7 +103,6 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
     Raises `Refused`, also for a release that was rolled back: a run on a schedule must not undo what a person did.
     """
     pipeline, store = job.pipeline, job.store
-    refuse_older_data(job)
     materials = {name: products[name] for name in RELEASED_FROM}
     config = store.path(materials["triton_config"]) / "config.pbtxt"
     plan = publish.plan(
@@ -121,6 +121,7 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
     )
     candidate = candidate_of(job, products, version=plan.version, config=plan.config_text)
     now = standing(store, pipeline.name)
+    refuse_older_data(job, now)
     recorded = find_recorded(now, pipeline, candidate, materials)
     is_champion = recorded is not None and now.champion == recorded
     # The same candidate may have been verified twice, by other gates: what became of either counts.
@@ -143,12 +144,11 @@ def propose(job: Job, products: Mapping[str, ArtifactRef]) -> Proposal:
     )
 
 
-def refuse_older_data(job: Job) -> None:
+def refuse_older_data(job: Job, now: Standing) -> None:
     """Raise `Refused` for a run that would put a model of older data in the champion's place without being asked to.
 
     As a schedule would, after an event had brought new data by overrides: the pipeline file says what it said before.
     """
-    now = standing(job.store, job.pipeline.name)
     champion = now.champion
     if champion is None:
         return

@@ -28,6 +28,7 @@ from tasks.artifacts.record import ArtifactRef
 from tasks.errors import EnginehouseError, GateResult, Rejected
 from tasks.events import Event, Listener, silent
 from tasks.gates import require
+from tasks.releases import standing
 from tasks.stage import FAILED, REUSED, KeyedStage, Outcome
 from tasks.targets import target_of
 
@@ -138,7 +139,7 @@ def check_tools(job: Job) -> None:
         if prospect.state != "hit":
             stage.check(job.pipeline)
     if job.selection.covers("publish"):
-        refuse_older_data(job)
+        refuse_older_data(job, standing(job.store, job.pipeline.name))
     if job.selection.covers("verify"):
         target = target_of(job.pipeline, job.home)
         target.check()

@@ -67,7 +67,9 @@ def test_the_checkouts_deployments_are_registered_without_a_question(team):
 @pytest.mark.parametrize("kind", ["docker", "kubernetes"])
 def test_the_variants_for_other_pools_are_registered_as_they_are(kind, team):
     """Registered only; tests/integration/test_docker_pool.py runs the one for docker."""
-    team.sh("enginehouse", "runs", "setup", "--pool", f"enginehouse-{kind}", "--type", kind)
+    setup = ("enginehouse", "runs", "setup", "--pool", f"enginehouse-{kind}", "--type", kind)
+    team.sh(*setup)
+    assert team.sh(*setup).stdout == "all is set up already\n"
     team.sh(
         "env", f"PIPELINES={team.root}", "prefect", "deploy", "--all", "--prefect-file",
         ROOT / "containers" / "prefect" / f"{kind}.yaml",

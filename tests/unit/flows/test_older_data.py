@@ -10,7 +10,7 @@ from flows.release import refuse_older_data
 from tasks.artifacts import ArtifactStore, StageKey
 from tasks.errors import Refused
 from tasks.pipeline_file import load
-from tasks.releases import record_promotion, record_release
+from tasks.releases import record_promotion, record_release, standing
 from tasks.served import Candidate, Verification
 
 
@@ -34,6 +34,9 @@ class House:
             overrides=overrides,
             identity=SimpleNamespace(data={"rows": {"version": version}}),
         )
+
+    def ask(self, version, *overrides):
+        refuse_older_data(self.job(version, *overrides), standing(self.store, "digits"))
 
     def build(self, stage, data=None, materials=None):
         key = StageKey(
@@ -77,23 +80,23 @@ def test_a_run_that_says_nothing_of_the_data_that_an_event_brought_is_refused(ho
     house.release("1")
     house.release("2", BROUGHT)
     with pytest.raises(Refused) as refused:
-        refuse_older_data(house.job("1"))
+        house.ask("1")
     text = str(refused.value)
     assert "digits/release@2, the champion, was trained with --set data.rows.version=2" in text
     assert f"write that into {house.file}" in text
 
 
 def test_whoever_says_which_data_or_has_newer_is_let_through(house):
-    refuse_older_data(house.job("1"))  # the first of all
+    house.ask("1")  # the first of all
     house.release("1")
     house.release("2", BROUGHT)
-    refuse_older_data(house.job("2", BROUGHT))
-    refuse_older_data(house.job("1", "data.rows.version=1"))  # back, and meant so
-    refuse_older_data(house.job("2"))  # the file says it by now
-    refuse_older_data(house.job("3"))  # or something newer
+    house.ask("2", BROUGHT)
+    house.ask("1", "data.rows.version=1")  # back, and meant so
+    house.ask("2")  # the file says it by now
+    house.ask("3")  # or something newer
 
 
 def test_a_file_that_was_set_back_is_meant_so(house):
     house.release("1")
     house.release("2")
-    refuse_older_data(house.job("1"))
+    house.ask("1")
